@@ -18,7 +18,9 @@ intervals are that short.
 
 With "group kept" the default group comes from ``CallWrapper.init_process_group``, and a table by
 rungs says how long that took: 2.14.0 reconfigures it on Gloo, older ones make it anew. ``--ddp``
-reduces the gradients by DDP, which goes on there, and elsewhere is made anew.
+reduces the gradients by DDP, which goes on there, and elsewhere is made anew. ``torch._dynamo``,
+which torch imports with the first optimizer, is imported before the wrapped function is called, as
+docs/restart.md recommends; ``--imported-late`` leaves it to torch.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=48.0, help="of model and optimizer state")
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--ddp", action="store_true", help="gradients are reduced by DDP")
+    parser.add_argument("--imported-late", action="store_true", help="torch._dynamo, by torch")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
     parser.add_argument("--best-ms", type=float, default=10, help="NVRx's intervals")
@@ -117,7 +120,7 @@ def _job(options: argparse.Namespace, peer: str, source: str) -> Iterator[tuple[
         given = {
             "peer": peer, "source": source, "directory": name, "rendezvous": rendezvous,
             "backend": options.backend, "mib": options.mib, "every": options.checkpoint_every,
-            "ddp": options.ddp,
+            "ddp": options.ddp, "imported_late": options.imported_late,
         }  # fmt: skip
         python = options.peer_python if peer.startswith("nvrx") else sys.executable
         port, log = free_port(), Path(name) / "log"
@@ -171,6 +174,8 @@ class _Rank:
     def run(self) -> None:
         module, parameters = peer_of(self._given["peer"])
         kept = self._given["source"] in (_OBJECTS, _GROUP)
+        if not self._given["imported_late"]:
+            importlib.import_module("torch._dynamo")
 
         def function(call: Any = None) -> None:
             self._call, self._fault = call, call.iteration

@@ -17,11 +17,14 @@ def test_the_restart_says_what_became_of_the_group() -> None:
         RestartEvent(iteration=2, cause="b", ranks_lost=[1]),
         RegroupedEvent(iteration=2, rung="anew", why="c", world_size=1, ms=30.0),
         RestartEvent(iteration=3, cause="d"),
+        RestartEvent(iteration=4, cause="e", ranks_lost=[2]),
+        RegroupedEvent(iteration=4, rung="shrunk", world_size=2, ms=4.0),
     ]
     assert [step.what for step in tried(events)] == [
         "restart 1 in place, its group reconfigured",
         "restart 2 in place, without rank 1, its group made anew",
         "restart 3 in place",
+        "restart 4 in place, without rank 2, its group shrunk",
     ]
 
 
@@ -29,6 +32,7 @@ def test_the_restart_says_what_became_of_the_group() -> None:
     ("group", "said"),
     [
         (GroupRecord(group="default", rung="reconfigured"), "was reconfigured in place"),
+        (GroupRecord(group="default", rung="shrunk"), "was shrunk in place"),
         (GroupRecord(group="default", rung="anew", why="c"), "was made anew (c)"),
     ],
 )

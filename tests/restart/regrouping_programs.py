@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ncclops import restart
+from ncclops.restart._groups import _recorded
+from tests.fakegpu.gpus import take_gpu
 from tests.restart.scenarios import FAST, Worker
 
 WIDTH, LAYERS = 16, 3
@@ -129,3 +133,126 @@ def ddp_goes_on(worker: Worker) -> Any:
 
     function.__annotations__["call"] = restart.CallWrapper
     return worker.wrap(function, **FAST)()
+
+
+class Scaled(nn.Module):
+    """A model of what a fake GPU computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(SCALED, device=device))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.weights * batch).sum()
+
+
+SCALED, STEPS = 5, 6
+
+
+class _OnGpus:
+    """Training over NCCL, by DDP or without what that imports. Ranks fail: ``faults`` says who dies
+    or raises, by the step before which."""
+
+    def __init__(self, worker: Worker, call: restart.CallWrapper) -> None:
+        self._worker, self._call = worker, call
+        self._device = take_gpu(worker.rank)
+        self._model = Scaled(self._device)
+        self._ddp: Any = None
+        self._faults = dict(worker.parameters["faults"])
+        self.steps, self.sizes = 0, dict[int, int]()
+
+    def regroup(self, _old: restart.Membership | None, new: restart.Membership) -> None:
+        given = self._worker.parameters
+        within = timedelta(seconds=given.get("within", 20))
+        group = self._call.init_process_group(
+            "nccl", device_id=self._device, shrink=given["shrink"], within=within
+        )
+        assert (dist.get_rank(), dist.get_world_size()) == (new.rank, new.world_size)
+        ranks = dist.get_process_group_ranks(dist.group.WORLD)
+        assert ranks == list(range(new.world_size))
+        said = _recorded()["pg_config"].get(dist.group.WORLD.group_name, {}).get("ranks", "[]")
+        assert json.loads(said) in ([], ranks), f"{said}: by that a hang would be explained"
+        self._worker.note("regrouped", rung=group.rung.value, why=group.why, size=new.world_size)
+        if self._ddp is not None and group.objects_stay:
+            group.renew(self._ddp)
+        elif given["ddp"]:
+            self._ddp = DistributedDataParallel(self._model)
+        self._agree_on_state(new)
+        if new.world_size > 1:
+            self._use_other_groups(new)
+
+    def _agree_on_state(self, new: restart.Membership) -> None:
+        """A fault may find one rank before the end of a step, and another one after it."""
+        steps = torch.zeros(new.world_size)
+        steps[new.rank] = self.steps
+        steps = self._summed(steps)
+        furthest = int(steps.argmax())
+        mine = self._model.weights.detach().cpu()
+        weights = self._summed(mine if new.rank == furthest else torch.zeros(SCALED))
+        self.steps = int(steps[furthest])
+        with torch.no_grad():
+            self._model.weights.copy_(weights.to(self._device))
+
+    def _summed(self, numbers: torch.Tensor) -> torch.Tensor:
+        summed = numbers.to(self._device)
+        dist.all_reduce(summed)
+        return summed.cpu()
+
+    def _use_other_groups(self, new: restart.Membership) -> None:
+        """A group beside it, and messages between two ranks."""
+        everyone = dist.new_group(list(range(new.world_size)))
+        total = torch.ones(1, device=self._device)
+        dist.all_reduce(total, group=everyone)
+        number = torch.full((1,), float(new.iteration), device=self._device)
+        if new.rank == 0:
+            dist.send(number, 1)
+        elif new.rank == 1:
+            number.zero_()
+            dist.recv(number, 0)
+        assert (float(total.cpu()), float(number.cpu())) == (new.world_size, new.iteration)
+
+    def train(self) -> list[float]:
+        while self.steps < STEPS:
+            self._fail_if_asked()
+            gradient = self._mean_gradient().cpu()  # it is there, or this rank restarts
+            with self._call.atomic(), torch.no_grad():
+                self._model.weights += gradient.to(self._device)
+                self.sizes[self.steps] = dist.get_world_size()
+                self.steps += 1
+        found: list[float] = self._model.weights.detach().cpu().tolist()
+        dist.destroy_process_group()
+        return found
+
+    def _mean_gradient(self) -> torch.Tensor:
+        batch = torch.full((SCALED,), float(self._worker.rank + self.steps))
+        model = self._model if self._ddp is None else self._ddp
+        model.zero_grad()
+        model(batch.to(self._device)).backward()
+        gradient = self._model.weights.grad
+        assert gradient is not None
+        if self._ddp is None:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+        return gradient
+
+    def _fail_if_asked(self) -> None:
+        who, how = self._faults.get(str(self.steps), (None, ""))
+        if self._worker.rank != who:
+            return
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._faults.clear()
+        raise ValueError("as asked")
+
+
+def on_gpus(worker: Worker) -> Any:
+    """Three ranks or more: the weights after all steps, and the size of the world in each."""
+
+    def function(call: restart.CallWrapper) -> dict[str, Any]:
+        trainer = _OnGpus(worker, call)
+        weights = call.keep_going(trainer.train, trainer.regroup)
+        return {"weights": weights, "sizes": trainer.sizes}
+
+    function.__annotations__["call"] = restart.CallWrapper
+    incidents = str(worker.directory / "incidents")
+    return worker.wrap(function, incident_dir=incidents, **FAST)()

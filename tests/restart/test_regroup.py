@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ncclops.restart.ledger import is_outdated
@@ -13,10 +15,24 @@ from ncclops.restart.regroup import (
     failure_of,
     plan_for,
     why_not_in_place,
+    why_not_shrunk,
 )
 
 KEPT = [Offer(handle=f"handle {rank}", goes_on=True) for rank in range(3)]
 NEW = Offer()
+
+
+def seats(size: int, *ranks: int, made_in: int = 0) -> list[Offer]:
+    """Of the ranks of a group of NCCL that are left, in their new order."""
+    return [Offer(place=(made_in, rank, size), goes_on=True) for rank in ranks]
+
+
+def shrunk_by(*excluded: int) -> Plan:
+    return Plan(excluded=excluded, can_later=True, objects_stay=True)
+
+
+def anew(why: str) -> Plan:
+    return Plan(can_later=True, why=why, objects_stay=True)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +56,47 @@ def test_what_can_be_reconfigured(
 
 
 @pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({}, None),
+        ({"backend": "NCCL"}, None),
+        ({"backend": "cpu:gloo,cuda:nccl"}, "groups of cpu:gloo,cuda:nccl are not shrunk"),
+        ({"nccl_version": (2, 28, 3)}, "NCCL 2.28.3 cannot revoke communicators, 2.28.7 and newer"),
+        ({"can_shrink": False}, "torch 2.13.0 cannot shrink groups of its NCCL"),
+        ({"has_device": False}, "without device_id"),
+        ({"watchdog_ends_groups": True}, "torch's watchdog may abort communicators"),
+        ({"is_wrapped": True}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+    ],
+)
+def test_what_can_be_shrunk(what: dict[str, Any], why: str | None) -> None:
+    all_is_well: dict[str, Any] = {
+        "backend": "nccl",
+        "torch_version": "2.13.0",
+        "can_shrink": True,
+        "nccl_version": (2, 28, 7),
+        "has_device": True,
+        "is_wrapped": False,
+        "watchdog_ends_groups": False,
+    }
+    said = why_not_shrunk(**all_is_well | what)
+    assert (said or "").startswith(why or "") and (said is None) == (why is None)
+
+
+@pytest.mark.parametrize(
     ("offers", "plan"),
     [
+        (seats(4, 0, 2, 3), shrunk_by(1)),
+        (seats(4, 1), shrunk_by(0, 2, 3)),
+        ([Offer(place=(3, 1, 2))], Plan(excluded=(0,), can_later=True)),
+        # NCCL makes none of all ranks, and keeps their order.
+        (seats(3, 0, 1, 2), anew("no rank was lost")),
+        (seats(4, 0, 3, 2), anew("ranks have changed their order")),
+        ([*seats(4, 0, 1), *seats(4, 2, made_in=1)], anew("ranks have different groups")),
+        ([*seats(4, 0, 1), *seats(3, 2)], anew("ranks have different groups")),
+        ([*seats(4, 0), *KEPT[:1]], anew("ranks have groups of different kinds")),
+        ([*seats(3, 0), NEW], Plan(can_later=True, why="rank 1 had no group of before")),
+        ([*seats(3, 0), Offer(lacks="a"), NEW], Plan(can_later=True, why="rank 1 and 1 more a")),
+        ([Offer(lacks="a"), NEW], Plan(can_later=True, why="rank 0 and 1 more a")),
         (
             KEPT,
             Plan(("handle 0", "handle 1", "handle 2"), can_later=True, objects_stay=True),
@@ -76,6 +131,8 @@ def test_all_take_the_rung_that_each_can_take(offers: list[Offer], plan: Plan) -
         (["", "", ""], None),
         (["", "timed out", ""], "rank 1: timed out"),
         (["", "timed out", "broken pipe"], "rank 1: timed out (and 1 more)"),
+        (["TimeoutError: 2 s", "broken pipe"], "rank 1: broken pipe (and 1 more)"),
+        (["TimeoutError: 2 s", "TimeoutError: 3 s"], "rank 0: TimeoutError: 2 s (and 1 more)"),
     ],
 )
 def test_one_failure_is_one_of_all(results: list[str], reason: str | None) -> None:
@@ -85,9 +142,11 @@ def test_one_failure_is_one_of_all(results: list[str], reason: str | None) -> No
 def test_what_it_says() -> None:
     went_on = Regrouped(3, Rung.RECONFIGURED, 2, 4.4)
     assert str(went_on) == "the default group goes on with 2 ranks, reconfigured in 4 ms"
-    anew = Regrouped(3, Rung.ANEW, 1, 30.1234, "rank 0: a")
-    assert str(anew) == "the default group of 1 rank is made anew, in 30 ms: rank 0: a"
-    assert anew.to_dict() == {
+    shrunk = Regrouped(3, Rung.SHRUNK, 2, 4.4)
+    assert str(shrunk) == "the default group goes on with 2 ranks, shrunk in 4 ms"
+    made = Regrouped(3, Rung.ANEW, 1, 30.1234, "rank 0: a")
+    assert str(made) == "the default group of 1 rank is made anew, in 30 ms: rank 0: a"
+    assert made.to_dict() == {
         "group": "default",
         "rung": "anew",
         "why": "rank 0: a",
@@ -113,3 +172,19 @@ def test_what_it_says() -> None:
 )
 def test_which_keys_no_rank_reads_any_more(key: str, outdated: bool) -> None:
     assert is_outdated(key, iteration=4) == outdated
+
+
+@pytest.mark.parametrize(
+    ("kept_since", "outdated"),
+    [(None, [1, 2, 3]), (1, []), (2, [1]), (4, [1, 2, 3])],
+)
+def test_a_group_that_has_come_from_another_one_uses_the_keys_of_that(
+    kept_since: int | None, outdated: list[int]
+) -> None:
+    made_in = range(1, 6)
+    found = [
+        number
+        for number in made_in
+        if is_outdated(f"{number}/shrinkable/0/once/0//cuda//0:1", 4, kept_since)
+    ]
+    assert found == outdated

@@ -90,3 +90,34 @@ def test_the_wrapper_it_is_compatible_with_is_noticed(
     assert only_run().stdout(0) == f"('{seen}', 1)\n"
     recorded = [event["wrapper"] for event in only_run().named("own-wrapper")]
     assert recorded == (["nvidia_resiliency_ext.inprocess"] if seen == "wrapped" else [])
+
+
+COMES_BACK = (
+    IN_SCRIPT
+    + """
+import signal
+from datetime import timedelta
+import torch.distributed as dist
+from ncclops import restart as inprocess
+
+@inprocess.Wrapper(grow_timeout=timedelta(seconds=3))
+def train(call: inprocess.CallWrapper):
+    dist.init_process_group(**lane)
+    if call.iteration == 0 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+
+train()
+"""
+)
+
+
+def test_a_process_that_comes_back_to_its_own_wrapper_too_late_ends_well(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    """Ours has ended, as the script wraps itself."""
+    options = ("--restart", "in-process:grow", "--nproc-per-node", "2")
+    done = ncclops("launch", *options, script(COMES_BACK))
+    assert done.returncode == 0, done.stderr
+    assert only_run().stderr(1) == ""

@@ -140,7 +140,7 @@ def _restarted(incident: IncidentRecord) -> DecisionTaken:
 
 def _of_group(group: GroupRecord) -> str:
     """How ``group`` has come to its members."""
-    if group.rung == "reconfigured":
-        return f"the {group.group} group was reconfigured in place"
+    if group.rung in ("reconfigured", "shrunk"):
+        return f"the {group.group} group was {group.rung} in place"
     why = f" ({group.why})" if group.why is not None else ""
     return f"the {group.group} group was made anew{why}"

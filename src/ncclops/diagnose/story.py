@@ -212,8 +212,7 @@ def _group_after(following: Sequence[Event], iteration: int | None) -> str:
     for event in following:
         match event:
             case RegroupedEvent() if event.iteration == iteration:
-                went_on = event.rung == "reconfigured"
-                return f", its group {'reconfigured' if went_on else 'made anew'}"
+                return f", its group {'made anew' if event.rung == 'anew' else event.rung}"
             case RestartEvent() | RetryEvent():
                 return ""
     return ""

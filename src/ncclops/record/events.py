@@ -449,8 +449,8 @@ class RegroupedEvent(Event, tag="regrouped", frozen=True, kw_only=True):
     iteration: int
     """restarts in place so far"""
     rung: str
-    """reconfigured: the group is the one of before, and what holds it goes on; anew: it was made
-    anew, and so was what holds it"""
+    """reconfigured: the group is the one of before; shrunk: it was made of the communicator of
+    before; anew: it was made anew"""
     why: str | None = None
     """why it was made anew"""
     world_size: int

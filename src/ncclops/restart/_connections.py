@@ -164,7 +164,16 @@ class Connections:
         after another one would find the addresses of that: it has a name space of its own. A rank
         that tries once more to make the same one finds its peers.
         """
-        prefix = f"{self._prefix}/{iteration}/groups/{self._groups_made}"
+        return self._for_group("groups", iteration)
+
+    def for_shrinkable_group(self, iteration: int) -> Store:
+        """Likewise, for a default group of which another one may be made later.
+
+        That makes connections of its own, to the same name space."""
+        return self._for_group("shrinkable", iteration)
+
+    def _for_group(self, kind: str, iteration: int) -> Store:
+        prefix = f"{self._prefix}/{iteration}/{kind}/{self._groups_made}"
         return PrefixStore(prefix, self._unkept())
 
     def for_kept_group(self, iteration: int) -> Store:

@@ -28,7 +28,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart import _kept_group
+from ncclops.restart import _kept_group, _shrinking
 from ncclops.restart._delicate import holds_a_lock
 from ncclops.restart._gloo_sockets import release_gloo_connections
 from ncclops.restart._other_threads import makers_of_groups
@@ -60,9 +60,10 @@ def forget_failed_groups() -> None:
     connections are closed. torch's tables are emptied whatever is in them: where the making or the
     end of a group was interrupted they hold half of it, the name is taken for ever, and the rank
     would look for its peers under other names than they use, as torch numbers groups by a counter.
-    The one that outlives restarts (``_kept_group``) stays.
+    The one that outlives restarts (``_kept_group``, ``_shrinking``) stays.
     """
     abort_groups()
+    _shrinking.give_up()
     end_groups_in_a_thread()
     release_gloo_connections()
     _empty_tables()
@@ -127,7 +128,11 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
             else:
                 distributed.destroy_process_group()
     if watched:
-        _end_later([backend for backend in backends if _has_watchdog(backend)], to_end)
+        kept = _shrinking.revoked()
+        ended = [
+            b for b in backends if _has_watchdog(b) and (kept is None or b is not kept.backend)
+        ]
+        _end_later(ended, [each for each in to_end if kept is None or each is not kept.group])
 
 
 # The flight recorder's, of aborted groups. Who drops one takes it out of a table of the group, in
@@ -163,6 +168,9 @@ def _abort(backends: list[Any]) -> None:
 
 
 def _abort_backend(backend: Any) -> None:
+    with logged(f"revoking {type(backend).__name__}"):
+        if _shrinking.revoke(backend):
+            return
     abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
     if abort is not None:
         with logged(f"aborting {type(backend).__name__}"):
@@ -199,7 +207,14 @@ def _has_watchdog(backend: Any) -> bool:
     return type(backend).__name__.startswith("ProcessGroupNCCL")
 
 
-def _end_later(backends: list[Any], groups: list[Any]) -> threading.Thread:
+def abort_later(backends: list[Any], groups: list[Any]) -> None:
+    """Abort ``backends``, of which no operation is waited for, and end ``groups``. Any thread."""
+    _end_later(backends, groups, abort_first=True)
+
+
+def _end_later(
+    backends: list[Any], groups: list[Any], *, abort_first: bool = False
+) -> threading.Thread:
     """Join the watchdogs of aborted ``backends`` in a thread of its own.
 
     The thread holds ``groups``, too: what frees the last reference to one joins as well, and that
@@ -207,6 +222,8 @@ def _end_later(backends: list[Any], groups: list[Any]) -> threading.Thread:
     """
 
     def end() -> None:
+        if abort_first:
+            _abort(backends)
         for backend in backends:
             with logged(f"ending {type(backend).__name__}"):
                 backend.shutdown() if hasattr(backend, "shutdown") else backend._shutdown()

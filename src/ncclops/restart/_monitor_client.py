@@ -20,6 +20,7 @@ from typing import Any
 from ncclops.restart._groups import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors
+from ncclops.restart._shrinking import store_in_use
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 from ncclops.restart.ledger import Ledger
@@ -114,7 +115,9 @@ class MonitorClient:
             if keys:
                 self._reporter.submit(lambda ledger: delete_some(ledger, keys))
 
-        self._reporter.submit(lambda ledger: delete_some(ledger, ledger.outdated(iteration)))
+        self._reporter.submit(
+            lambda ledger: delete_some(ledger, ledger.outdated(iteration, store_in_use()))
+        )
 
     # --- the ring (main thread) ---------------------------------------------------------------
 

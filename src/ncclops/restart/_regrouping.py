@@ -9,6 +9,8 @@ Keys, below a prefix that each time has of its own in the present iteration:
 ``handles``
 ``<try>/done/<rank>``  "", or why the reconfiguration has failed on a rank
 ``<try>/failed``       from rank 0: "", or why it counts as failed, on all ranks
+``shrunk/<rank>``,     likewise, of shrinking
+``not-shrunk``
 =====================  =========================================================================
 
 Who waits here for a rank that dies is interrupted like anywhere else in the function: the
@@ -21,6 +23,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,7 +33,8 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart import _kept_group
+from ncclops.restart import _kept_group, _shrinking
+from ncclops.restart._groups import abort_later
 from ncclops.restart._kept_group import KeptGroup
 from ncclops.restart.attribution import summarise
 from ncclops.restart.regroup import (
@@ -42,6 +46,7 @@ from ncclops.restart.regroup import (
     failure_of,
     plan_for,
     why_not_in_place,
+    why_not_shrunk,
 )
 
 if TYPE_CHECKING:
@@ -53,9 +58,9 @@ log = logging.getLogger("ncclops.restart")
 class Regrouping:
     """Of one rank, once: ``run`` brings the default group to the members there are.
 
-    ``within`` is how long a reconfiguration may take, ``timeout`` the group's; ``None``: torch's
-    default, or that of the profile under ``ncclops launch``. ``goes_on``: this rank has its objects
-    of before the fault.
+    ``within`` is how long a reconfiguration, or shrinking, may take, ``timeout`` the group's;
+    ``None``: torch's default, or that of the profile under ``ncclops launch``. ``shrinks``: groups
+    of NCCL are to be shrunk. ``goes_on``: this rank has its objects of before the fault.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Regrouping:
         rank: int,
         world_size: int,
         goes_on: bool,
+        shrink: bool = False,
     ) -> None:
         self._session = session
         self._iteration, self._rank, self._size = session.iteration, rank, world_size
@@ -77,21 +83,28 @@ class Regrouping:
         self._within = within
         self._device_id = device_id
         self._goes_on = goes_on
+        self._shrinks = shrink and "nccl" in backend.lower()
         self._store = session.store_for_user()
-        self._store.set_timeout(timeout or distributed_c10d.default_pg_timeout)
+        self._store_timeout = timeout or distributed_c10d.default_pg_timeout
+        self._store.set_timeout(self._store_timeout)
         self._tries = 0
 
     def run(self) -> Regrouped:
         """Raises what torch raises where no group can be made."""
         began = time.monotonic()
         plan = self._agree()
-        why = self._reconfigure(plan.handles) if plan.handles else plan.why
+        rung, why = Rung.RECONFIGURED, plan.why
+        if plan.handles:
+            why = self._reconfigure(plan.handles)
+        elif plan.excluded:
+            rung, why = Rung.SHRUNK, self._shrink(plan.excluded)
         if why is not None:
+            rung = Rung.ANEW
             self._make_anew(plan)
         self._session.group_is_made()
         return Regrouped(
             iteration=self._iteration,
-            rung=Rung.RECONFIGURED if why is None else Rung.ANEW,
+            rung=rung,
             world_size=self._size,
             ms=1000 * (time.monotonic() - began),
             why=why,
@@ -105,17 +118,37 @@ class Regrouping:
     # --- what all do ----------------------------------------------------------------------------
 
     def _agree(self) -> Plan:
+        offer = self._offer_to_shrink() if self._shrinks else self._offer_to_reconfigure()
+        said = offer.to_json()
+        plan = self._decided("offer", "plan", said, lambda said: _plan_for(said).to_json())
+        return Plan.from_json(plan)
+
+    def _offer_to_reconfigure(self) -> Offer:
         why_not = why_not_in_place(
             self._backend,
             torch_version=torch.__version__,
             has_reconfigure=_has_reconfigure(),
-            is_wrapped=distributed.get_debug_level() is distributed.DebugLevel.DETAIL,
+            is_wrapped=_is_wrapped(),
         )
         kept = _kept_group.kept()
         handle = None if why_not is not None or kept is None else _handle(kept.group)
-        offer = Offer(why_not, handle, self._goes_on).to_json()
-        plan = self._decided("offer", "plan", offer, lambda said: _plan_for(said).to_json())
-        return Plan.from_json(plan)
+        return Offer(why_not, handle, self._goes_on)
+
+    def _offer_to_shrink(self) -> Offer:
+        if not distributed.is_nccl_available():  # what follows says so
+            return Offer("this torch has no NCCL", goes_on=self._goes_on)
+        why_not = why_not_shrunk(
+            self._backend,
+            torch_version=torch.__version__,
+            can_shrink=_shrinking.can_shrink(),
+            nccl_version=torch.cuda.nccl.version(),
+            has_device=self._device_id is not None,
+            is_wrapped=_is_wrapped(),
+            watchdog_ends_groups=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
+        )
+        parent = _shrinking.revoked()
+        place = None if parent is None else parent.place
+        return Offer(why_not, None, self._goes_on, place, _shrinking.lacks())
 
     def _decided(
         self, each: str, all_: str, said: str, decide: Callable[[Sequence[bytes]], str]
@@ -161,8 +194,25 @@ class Regrouping:
         _kept_group.connected()
         return ""
 
+    def _shrink(self, excluded: Sequence[int]) -> str | None:
+        """Make the default group of the communicator that is there, on all ranks or none."""
+        said = _shrinking.shrink(excluded, self._within, _end_shrunk)
+        verdict = self._decided("shrunk", "not-shrunk", said, lambda all_: _verdict(all_) or "")
+        if verdict:
+            self._warn("a group is not shrunk: %s", verdict.decode())
+            return f"shrinking failed: {verdict.decode()}"
+        with self._session.interrupter.atomic():
+            _end_shrunk(_shrinking.adopt(distributed.PrefixStore("shrunk", self._store)))
+        return None
+
     def _make_anew(self, plan: Plan) -> None:
         _kept_group.end()
+        end_kept_group()
+        if self._shrinks:
+            self._make("once")
+            if plan.can_later and self._device_id is not None:
+                _shrinking.keep(distributed.group.WORLD, self._device_id, self._iteration)
+            return
         if plan.can_later and not plan.handles:
             _kept_group.begin()
             self._make("later", enable_reconfigure=True)
@@ -176,7 +226,11 @@ class Regrouping:
 
     def _make(self, name: str, **options: Any) -> None:
         timeout: dict[str, Any] = {} if self._timeout is None else {"timeout": self._timeout}
-        store = self._session.store_for_kept_group() if options else self._store
+        if self._shrinks:
+            store = self._session.store_for_shrinkable_group()
+            store.set_timeout(self._store_timeout)
+        else:
+            store = self._session.store_for_kept_group() if options else self._store
         distributed.init_process_group(
             self._backend,
             store=distributed.PrefixStore(name, store),
@@ -186,6 +240,19 @@ class Regrouping:
             **timeout,
             **options,
         )
+
+
+def end_kept_group() -> None:
+    """Keep no group of NCCL any more, nor what has come from one and is not in use."""
+    _shrinking.give_up()
+    if (parent := _shrinking.take()) is not None:
+        _end_shrunk(parent)
+
+
+def _end_shrunk(parent: _shrinking.Parent, child: Any = None) -> None:
+    """End a group whose communicator was revoked, and the backend that has come from it."""
+    backends = [each for each in (child, parent.backend) if each is not None]
+    abort_later(backends, [parent.group])
 
 
 def _plan_for(said: Sequence[bytes]) -> Plan:
@@ -214,6 +281,10 @@ def _timeout_of(group: Any) -> timedelta:
 def _torch(name: str) -> Any:
     """One of torch's functions that only newer versions have."""
     return getattr(distributed_c10d, name)
+
+
+def _is_wrapped() -> bool:
+    return distributed.get_debug_level() is distributed.DebugLevel.DETAIL
 
 
 @functools.cache

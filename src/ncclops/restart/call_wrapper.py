@@ -145,25 +145,30 @@ class CallWrapper:
         timeout: timedelta | None = None,
         within: timedelta = timedelta(seconds=30),
         device_id: torch.device | None = None,
+        shrink: bool = False,
     ) -> Regrouped:
         """Bring torch's default group to the members there are, in ``on_membership``.
 
         In place of ``torch.distributed.init_process_group``, on all ranks. The first time, it makes
         the group. After a fault, where the group that is there can be reconfigured on every rank
         (torch 2.14 and newer, Gloo), it has its new members and connections afterwards, and is the
-        same object. Otherwise it is made anew, on all ranks; ``why`` of the result says what was in
-        the way. ``objects_stay`` says, on all ranks alike, that no rank is new: then DDP goes on,
-        on either group, after ``renew(ddp)`` of the result.
+        same object. With ``shrink``, where the ranks are those of before without some that were
+        lost, a group of NCCL is made of the communicator that is there (NCCL 2.28.7 and newer, with
+        ``device_id``). Otherwise it is made anew, on all ranks; ``why`` of the result says what was
+        in the way. ``objects_stay`` says, on all ranks alike, that no rank is new: then DDP goes
+        on, on any of these groups, after ``renew(ddp)`` of the result.
 
         ``timeout`` is the group's, by default torch's, and ``device_id`` its device, as torch has
-        it; ``within`` is how long a reconfiguration may take, before the group is made anew
-        instead.
+        it; ``within`` is how long to reconfigure or shrink it may take, before the group is made
+        anew instead.
 
         Raises ``RuntimeError`` outside ``on_membership``, and what torch raises.
         """
         if self._going is None:
             raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
-        return self._going.regroup(backend, timeout=timeout, within=within, device_id=device_id)
+        return self._going.regroup(
+            backend, timeout=timeout, within=within, device_id=device_id, shrink=shrink
+        )
 
     @property
     def unfinished(self) -> frozenset[int] | None:

@@ -5,8 +5,10 @@ The rungs, from the cheapest. All ranks take the same one; what each can do is a
 
 - *reconfigured*: the group that is there is given its new members and connections, and stays the
   same object for all that hold it. torch 2.14 and newer, Gloo.
+- *shrunk*: another group is made of the communicator that is there, without the ranks that were
+  lost. NCCL, where it is asked for.
 - *anew*: the old group is ended, and another one is made. Always possible; also what follows where
-  a reconfiguration has failed on any rank.
+  one of the others has failed on any rank.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ SINCE_TORCH = "2.14"
 RECONFIGURATIONS = 1000
 # Where a reconfiguration is known to work. NCCL's first engine in torch has none.
 _RECONFIGURES = frozenset({"gloo"})
+# From this NCCL on, what a communicator is doing can be ended without freeing it.
+_REVOKES = (2, 28, 7)
+NO_GROUP = "had no group of before"
+_WRAPPED = "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"
 
 
 class Rung(enum.Enum):
     """How a group has come to its members."""
 
     RECONFIGURED = "reconfigured"
+    SHRUNK = "shrunk"
     ANEW = "anew"
 
 
@@ -45,44 +52,77 @@ def why_not_in_place(
         return f"torch {torch_version} cannot reconfigure groups, {SINCE_TORCH} and newer can"
     if backend.lower() not in _RECONFIGURES:
         return f"groups of {backend} are not reconfigured, only of {', '.join(_RECONFIGURES)}"
-    if is_wrapped:
-        return "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"
-    return None
+    return _WRAPPED if is_wrapped else None
+
+
+def why_not_shrunk(
+    backend: str,
+    *,
+    torch_version: str,
+    can_shrink: bool,
+    nccl_version: tuple[int, ...],
+    has_device: bool,
+    is_wrapped: bool,
+    watchdog_ends_groups: bool,
+) -> str | None:
+    """Why a group of ``backend`` cannot be shrunk; ``None``: it can.
+
+    ``can_shrink``: this torch and its NCCL have the functions. ``has_device``: the group is made
+    with ``device_id``. ``watchdog_ends_groups``: torch's watchdog may abort a communicator.
+    """
+    if backend.lower() != "nccl":
+        return f"groups of {backend} are not shrunk, only of nccl"
+    if nccl_version < _REVOKES:
+        version, since = (".".join(map(str, each)) for each in (nccl_version, _REVOKES))
+        return f"NCCL {version} cannot revoke communicators, {since} and newer can"
+    if not can_shrink:
+        return f"torch {torch_version} cannot shrink groups of its NCCL"
+    if not has_device:
+        return "without device_id a group has no communicator of its own from the start"
+    if watchdog_ends_groups:
+        return "torch's watchdog may abort communicators: TORCH_NCCL_ASYNC_ERROR_HANDLING is not 0"
+    return _WRAPPED if is_wrapped else None
 
 
 @dataclass(frozen=True)
 class Offer:
     """What one rank brings.
 
-    ``why_not``: why it can reconfigure no group; ``None``: it can. ``handle``: of its group of
-    before the fault, by which torch reconfigures it; ``None``: it has none. ``goes_on``: the rank
-    has its objects of before the fault.
+    ``why_not``: why it can reconfigure or shrink no group; ``None``: it can. Of its group of before
+    the fault it has one or none of: ``handle``, by which torch reconfigures it; ``place``, where it
+    can be shrunk: in which iteration it was made, the rank in it, and the number of ranks. None:
+    ``lacks`` says why. ``goes_on``: the rank has its objects of before the fault.
     """
 
     why_not: str | None = None
     handle: str | None = None
     goes_on: bool = False
+    place: tuple[int, int, int] | None = None
+    lacks: str = NO_GROUP
 
     def to_json(self) -> str:
         """As the store holds it."""
-        return json.dumps([self.why_not, self.handle, self.goes_on])
+        return json.dumps([self.why_not, self.handle, self.goes_on, self.place, self.lacks])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Offer:
         """The inverse of ``to_json``."""
-        return cls(*json.loads(text))
+        why_not, handle, goes_on, place, lacks = json.loads(text)
+        return cls(why_not, handle, goes_on, None if place is None else tuple(place), lacks)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What all ranks do.
 
-    ``handles``, by rank: they reconfigure their groups with them; none: the group is made anew,
-    for the reason ``why``, and so that it can be reconfigured later if ``can_later``.
-    ``objects_stay``: every rank has its objects of before the fault.
+    ``handles``, by rank: they reconfigure their groups with them. ``excluded``: they shrink their
+    group by these of its ranks. Neither: the group is made anew, for the reason ``why``, and so
+    that it can be reconfigured or shrunk later if ``can_later``. ``objects_stay``: every rank has
+    its objects of before the fault.
     """
 
     handles: tuple[str, ...] = ()
+    excluded: tuple[int, ...] = ()
     can_later: bool = False
     why: str | None = None
     objects_stay: bool = False
@@ -95,7 +135,8 @@ class Plan:
     def from_json(cls, text: str | bytes) -> Plan:
         """The inverse of ``to_json``."""
         fields = json.loads(text)
-        return cls(**fields | {"handles": tuple(fields["handles"])})
+        lists = {name: tuple(fields[name]) for name in ("handles", "excluded")}
+        return cls(**fields | lists)
 
 
 def plan_for(offers: Sequence[Offer]) -> Plan:
@@ -110,20 +151,46 @@ def _plan_for_groups(offers: Sequence[Offer]) -> Plan:
         if offer.why_not is not None:
             return Plan(why=f"rank {rank}: {offer.why_not}")
     handles = tuple(offer.handle for offer in offers if offer.handle is not None)
-    without = [rank for rank, offer in enumerate(offers) if offer.handle is None]
-    if not handles:
-        return Plan(can_later=True, why="no rank had a group")
+    places = [offer.place for offer in offers if offer.place is not None]
+    have = [offer.handle is not None or offer.place is not None for offer in offers]
+    without = [rank for rank, has in enumerate(have) if not has]
     if without:
+        first, lacks = without[0], offers[without[0]].lacks
+        if len(without) == len(offers) and lacks == NO_GROUP:
+            return Plan(can_later=True, why="no rank had a group")
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""
-        return Plan(can_later=True, why=f"rank {without[0]}{more} had no group of before")
+        return Plan(can_later=True, why=f"rank {first}{more} {lacks}")
+    if handles and places:
+        return Plan(can_later=True, why="ranks have groups of different kinds")
+    if places:
+        return _plan_to_shrink(places)
     if len(set(handles)) < len(handles):
         return Plan(can_later=True, why="two ranks have the same handle")
     return Plan(handles, can_later=True)
 
 
+def _plan_to_shrink(places: Sequence[tuple[int, int, int]]) -> Plan:
+    """NCCL keeps the order of the ranks, and makes no communicator of all of them."""
+    made_in, _, size = places[0]
+    ranks = [rank for _, rank, _ in places]
+    excluded = tuple(sorted(set(range(size)) - set(ranks)))
+    if any((each, of) != (made_in, size) for each, _, of in places):
+        return Plan(can_later=True, why="ranks have different groups")
+    if ranks != sorted(set(ranks)):
+        return Plan(can_later=True, why="ranks have changed their order")
+    if not excluded:
+        return Plan(can_later=True, why="no rank was lost")
+    return Plan(excluded=excluded, can_later=True)
+
+
 def failure_of(results: Sequence[str]) -> str | None:
-    """Why a reconfiguration has failed, from what each rank says of its own; "": it is done."""
-    reasons = [f"rank {rank}: {said}" for rank, said in enumerate(results) if said]
+    """Why all count as failed, from what each rank says of its own attempt; "": it is done.
+
+    A rank whose time has run out may just have waited for one that failed, which tells more.
+    """
+    failed = [(said, rank) for rank, said in enumerate(results) if said]
+    failed.sort(key=lambda each: each[0].startswith("TimeoutError"))
+    reasons = [f"rank {rank}: {said}" for said, rank in failed]
     if not reasons:
         return None
     return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
@@ -169,4 +236,4 @@ class Regrouped:
         size = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
         if self.rung is Rung.ANEW:
             return f"the default group of {size} is made anew, in {self.ms:.0f} ms: {self.why}"
-        return f"the default group goes on with {size}, reconfigured in {self.ms:.0f} ms"
+        return f"the default group goes on with {size}, {self.rung.value} in {self.ms:.0f} ms"

@@ -198,6 +198,10 @@ class Session:
         """A store for a default group that may outlive the present iteration."""
         return self._connections.for_kept_group(self.iteration)
 
+    def store_for_shrinkable_group(self) -> Store:
+        """A store for a default group of which another one may be made after the iteration."""
+        return self._connections.for_shrinkable_group(self.iteration)
+
     def group_is_made(self) -> None:
         """The default group was made with the store that was handed out last."""
         self.monitor_process.page.group_made_in = self.iteration + 1

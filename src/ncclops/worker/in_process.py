@@ -82,7 +82,7 @@ def run(
         wraps_itself = attempts.run_wrapped()
     except JobEnded as end:
         own_log.log.info("%s", end)
-        leftovers.end_process(0)
+        wraps_itself = False
     except (RestartAbort, StoreGone) as end:
         if not (attempts.has_ended_well() and no_restart.is_needed()):
             _show_own_failure(end)

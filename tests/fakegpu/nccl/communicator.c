@@ -90,7 +90,7 @@ ncclResult_t nccl_enter(struct point *point, ncclComm_t comm) {
     return nccl_passed(device, makes_one ? "init.cc:1892" : "enqueue.cc:2091", (ncclResult_t)error);
 }
 
-ncclResult_t communicator_ready(ncclComm_t comm, const char *function) {
+ncclResult_t communicator_ready_as_parent(ncclComm_t comm, const char *function) {
     if (comm == NULL) {
         nccl_warn(device_current(), "misc/argcheck.cc:23", "%s : comm argument is NULL", function);
         return ncclInvalidArgument;
@@ -103,6 +103,12 @@ ncclResult_t communicator_ready(ncclComm_t comm, const char *function) {
                                                "operation returned ncclSuccess");
         return result == ncclInProgress ? ncclInvalidArgument : (ncclResult_t)result;
     }
+    return ncclSuccess;
+}
+
+ncclResult_t communicator_ready(ncclComm_t comm, const char *function) {
+    ncclResult_t error = communicator_ready_as_parent(comm, function);
+    if (error != ncclSuccess) return error;
     if (atomic_load(&comm->stopped)) {
         nccl_warn(comm->device, "init.cc:584", "%s : communicator has been revoked", function);
         return ncclInvalidUsage;

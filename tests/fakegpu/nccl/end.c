@@ -89,13 +89,15 @@ API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return error;
 }
 
-/* Operations end as they are; the communicator can still be split, shrunk or destroyed. */
+/* Operations end as they are; the communicator can still be split, shrunk, destroyed or aborted. It
+ * has no errors any more, and is revoked once. */
 API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     ENTER_NCCL(comm);
-    (void)flags;
-    ncclResult_t error = communicator_ready(comm, "CommRevoke");
-    if (error != ncclSuccess) return error;
+    if (comm == NULL) return ncclSuccess;
+    if (flags != 0 || atomic_exchange(&comm->revoked, true)) return ncclInvalidArgument;
     communicator_stop(comm);
+    atomic_store(&comm->result, ncclSuccess);
+    log_event("nccl-revoke", "comm=%s comm_rank=%d", comm->name, comm->rank);
     return ncclSuccess;
 }
 

@@ -162,7 +162,7 @@ API ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t
                                ncclConfig_t *config) {
     static struct point function = {.name = __func__};
     *made = NULL;
-    ncclResult_t error = communicator_ready(parent, "CommSplit");
+    ncclResult_t error = communicator_ready_as_parent(parent, "CommSplit");
     if (error != ncclSuccess) return error;
     atomic_fetch_add(&parent->busy, 1);
     error = split(parent, color, key, made, config, &function);
@@ -178,9 +178,10 @@ API ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncc
     if (parent == NULL || count < 1 || count >= parent->ranks) return ncclInvalidArgument;
     if (flags == NCCL_SHRINK_ABORT) {
         communicator_stop(parent);
-        atomic_store(&parent->stopped, false); /* it can be used again, in good order or not */
+        /* It can be used again, in good order or not. */
+        atomic_store(&parent->stopped, atomic_load(&parent->revoked));
     } else {
-        ncclResult_t error = communicator_ready(parent, "CommShrink");
+        ncclResult_t error = communicator_ready_as_parent(parent, "CommShrink");
         if (error != ncclSuccess) return error;
     }
     uint64_t id = derived(parent->id, 2 * parent->shrinks++ + 1);

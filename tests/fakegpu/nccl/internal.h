@@ -132,6 +132,7 @@ struct ncclComm {
     atomic_int result;       /* of what goes on without the caller: ncclInProgress, or an error */
     atomic_bool aborted;
     atomic_bool stopped;     /* aborted or revoked: operations end as they are, and none is taken */
+    atomic_bool revoked;     /* it can still be a parent */
     atomic_int busy;         /* threads that initialize, split or finalize it */
     struct unique_id root;   /* of the bootstrap; `pid` 0: ranks know each other from a parent */
     struct point *begun_by;  /* the function that makes it */
@@ -155,6 +156,9 @@ ncclComm_t communicator_new(uint64_t id, int ranks, int rank, const ncclConfig_t
 
 /* Whether it can be used now; otherwise the error that NCCL returns. */
 ncclResult_t communicator_ready(ncclComm_t comm, const char *function);
+
+/* Likewise, whether others can be made of it: also of one that has been revoked. */
+ncclResult_t communicator_ready_as_parent(ncclComm_t comm, const char *function);
 
 /* The error of a rule for `point`, for which NCCL's usual warning is written; ncclSuccess: none. */
 ncclResult_t nccl_enter(struct point *point, ncclComm_t comm);
