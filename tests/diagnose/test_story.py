@@ -68,7 +68,14 @@ FAILED = FirstFailure(
 @pytest.mark.parametrize(
     ("exits", "told"),
     [
-        ([(1, 0), (0, 1), (2, 1)], "; rank 1 had ended with exit code 0 before"),
+        (
+            [(1, 0), (0, 1), (2, 1)],
+            "rank 1 on n1 had ended with exit code 0 while others still needed it: rank 0 on n1",
+        ),
+        (
+            [(1, 0), (2, 0), (0, 1)],
+            "ranks 1, 2 had ended with exit code 0 while others still needed them: rank 0 on n1",
+        ),
         ([(0, 1), (1, 0)], ""),  # it had not
         ([(1, 3), (0, 1)], ""),  # it is the first failure itself
     ],
@@ -83,9 +90,36 @@ def test_who_had_left_without_an_error_is_named_where_a_peer_was_missed(
         event_log.append(tmp_path / "events.jsonl", ended)
     story = tell(tmp_path, None, FAILED, PEER_GONE, node="n1", attempt=0)
     assert story is not None
-    assert story.what.endswith(told or "closed")
-    assert ("rank 1 first" in " ".join(story.next_steps)) is bool(told)
+    assert story.what.startswith(told or "rank 0 on n1")
+    assert story.rank == (1 if told.startswith("rank 1 ") else 0)
+    assert ("done before the others" in story.next_steps[0]) is bool(told)
     assert "read the log of the peer" in story.next_steps
+
+
+@pytest.mark.slow
+def test_who_has_left_too_early_is_blamed_with_the_line_of_its_exit(tmp_path: Path) -> None:
+    source = """
+import os, sys, time
+from pathlib import Path
+
+def train(rank):
+    if rank == "1":
+        Path("pid").write_text(str(os.getpid()))
+        Path("pid").rename("left")
+        sys.exit(0)
+    while not Path("left").exists() or Path("/proc", Path("left").read_text()).exists():
+        time.sleep(0.05)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:4528")
+
+train(os.environ["RANK"])
+"""
+    done = launch(tmp_path, source, "--restart", "process")
+    verdict = verdict_of(tmp_path)
+    assert verdict.story is not None and verdict.first_failure is not None
+    assert (verdict.first_failure.rank, verdict.first_failure.caused_by) == (0, 1)
+    (line,) = verdict.story.code
+    assert (line.line, line.function, line.text) == (9, "train", "sys.exit(0)")
+    assert "had ended with exit code 0 while others still needed it" in done.stderr
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from ncclops.record.events import (
     RegroupedEvent,
     ResourceGrowthEvent,
     RestartEvent,
+    ScriptExitEvent,
     ScriptFailedEvent,
     SlowExitEvent,
 )
@@ -39,6 +40,7 @@ _COPIED = (
     GroupTimeoutEvent,
     ResourceGrowthEvent,
     OwnWrapperEvent,
+    ScriptExitEvent,
     SlowExitEvent,
 )
 

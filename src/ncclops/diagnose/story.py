@@ -6,7 +6,7 @@ known when the run has ended. ``story_text`` shows it, everywhere in the same wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -16,7 +16,7 @@ import msgspec
 
 from ncclops.classify.model import EXITS
 from ncclops.classify.wording import describe_exit, signal_hint
-from ncclops.diagnose import escalated, own_code
+from ncclops.diagnose import advice, escalated, own_code
 from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
@@ -31,6 +31,7 @@ from ncclops.record.events import (
     RegroupedEvent,
     RestartEvent,
     RetryEvent,
+    ScriptExitEvent,
     WorkerExitedEvent,
     WorkerStartedEvent,
 )
@@ -38,9 +39,11 @@ from ncclops.record.incident_record import ELSEWHERE, IncidentRecord, same_words
 from ncclops.record.paths import RunPaths, numbered
 from ncclops.record.story_record import CodeLine, Story, TriedStep
 from ncclops.record.verdict_record import FirstFailure
+from ncclops.stacks.frame import Frame
 
 _PEER_EXIT = "peer-exit"
 _UNKNOWN = "unknown"
+_RETURNED_EARLY = "returned-early"  # the cause of such an incident
 _PROOF_LINES = 3
 _OUTPUT_LINES = 8
 _MOST_CHARS = 200
@@ -102,6 +105,8 @@ def tell(
                 return None  # as all ranks here did
             found = None
         told = _of_incident(report)
+        if report.record.cause == _RETURNED_EARLY:
+            told = _with_exit(told, _exits(event_log.read(paths.events)).get(told.rank))
     elif failure is not None:
         told = _of_failure(failure, paths, attempt)
     elif found is not None:
@@ -117,13 +122,8 @@ def tell(
             proof=list(_proof(found, [told.what, *(line.text for line in told.code)])),
             next_steps=told.next_steps or list(found["remedy"]),
         )
-        if found["class"] == _PEER_EXIT and (early := _ended_well_before(paths)):
-            who = ranks_named(early)
-            told = msgspec.structs.replace(
-                told,
-                what=f"{told.what}; {who} had ended with exit code 0 before",
-                next_steps=[f"find out why the script was over on {who} first", *told.next_steps],
-            )
+        if failure is not None and report is None and found["class"] == _PEER_EXIT:
+            told = _of_who_ended_early(told, event_log.read(paths.events), node)
     log = None if told.rank is None else paths.rank(told.rank).stderr_log
     if log is not None and log.exists():
         told = msgspec.structs.replace(told, log=str(log))
@@ -132,12 +132,54 @@ def tell(
     return msgspec.structs.replace(told, output=output, next_command=command, log_host=node)
 
 
-def _ended_well_before(paths: RunPaths) -> list[int]:
+def _of_who_ended_early(told: Story, events: Iterable[Event], node: str) -> Story:
+    """``told`` of a rank that missed a peer, about the one that had ended well before, if one has.
+
+    Where several had, it is not known for which one it waited.
+    """
+    seen = list(events)
+    early = _ended_well_before(seen)
+    if not early:
+        return told
+    who = ranks_named(early)
+    on = f" on {node}" if node and len(early) == 1 else ""
+    needed = "it" if len(early) == 1 else "them"
+    blamed = msgspec.structs.replace(
+        told,
+        what=f"{who}{on} had ended with exit code 0 while others still needed {needed}:"
+        f" {told.what}",
+        next_steps=[advice.ENDED_EARLY.format(who=who), *told.next_steps],
+    )
+    if len(early) > 1:
+        return blamed
+    (rank,) = early
+    blamed = msgspec.structs.replace(blamed, rank=rank, host=node or None, code=[])
+    return _with_exit(blamed, _exits(seen).get(rank))
+
+
+def _with_exit(told: Story, at: Frame | None) -> Story:
+    """``told`` of a rank that was over too early, with the line that ended the script."""
+    return told if at is None else msgspec.structs.replace(told, code=own_code.of_stack([at]))
+
+
+def _exits(events: Iterable[Event]) -> dict[int | None, Frame]:
+    """Where the script has ended itself last, by rank, in the processes that were last."""
+    found = dict[int | None, Frame]()
+    for event in events:
+        match event:
+            case WorkerStartedEvent(rank=rank):
+                found.pop(rank, None)
+            case ScriptExitEvent(rank=rank, file=file, line=line, function=function):
+                found[rank] = Frame(file, line, function)
+    return found
+
+
+def _ended_well_before(events: Iterable[Event]) -> list[int]:
     """The ranks of this node that had ended with 0 when the first of the last attempt failed: the
     others may have waited for them."""
     ranks: list[int] = []
     failed = False
-    for event in event_log.read(paths.events):
+    for event in events:
         match event:
             case WorkerStartedEvent():
                 ranks, failed = [], False

@@ -146,6 +146,17 @@ class WorkerExitedEvent(Event, tag="worker-exited", frozen=True, kw_only=True):
     """the signal's name, such as `SIGKILL`"""
 
 
+class ScriptExitEvent(Event, tag="script-exit", frozen=True, kw_only=True):
+    """The script has ended itself with exit code 0, by `sys.exit()` or such, on this rank."""
+
+    file: str
+    """where it did so: the innermost line that is not of ncclops"""
+    line: int
+    """its number"""
+    function: str
+    """the function in which it stands"""
+
+
 class EnteredEvent(Event, tag="entered", frozen=True, kw_only=True):
     """The script is about to run under restarts in place. Of `worker.jsonl` only."""
 

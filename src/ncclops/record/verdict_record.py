@@ -42,7 +42,8 @@ class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The worker that failed first, and what it left to read. ``log`` is a file of ``host``.
 
-    ``caused_by`` is the rank that began it, where that is another one: it hung, or was not there.
+    ``caused_by`` is the rank that began it, where that is another one: it hung, was not there, or
+    had ended.
     """
 
     message: str | None = None

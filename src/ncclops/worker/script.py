@@ -20,6 +20,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from ncclops.record import worker_record
+from ncclops.record.events import ScriptExitEvent
+
 # What the interpreter was started with; kept, because dropping a module clears its globals.
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _launcher_main = sys.modules.get("__main__")
@@ -139,6 +142,8 @@ def _described() -> Iterator[None]:
             _record(traceback.format_exception_only(error)[-1].strip())
         elif isinstance(error, SystemExit) and isinstance(error.code, str):
             _record(error.code)
+        elif isinstance(error, SystemExit) and error.code in (None, 0):
+            _report_exit(error.__traceback__)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
 
@@ -204,6 +209,16 @@ def forget_error() -> None:
     if target := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         with suppress(OSError):
             Path(target).unlink()
+
+
+def _report_exit(trace: TracebackType | None) -> None:
+    """Say where the script has ended itself: others may still have needed this rank."""
+    frames = [f for f in traceback.extract_tb(trace) if not _is_our_file(f.filename)]
+    if frames:
+        at = frames[-1]
+        worker_record.report(
+            ScriptExitEvent(file=at.filename, line=at.lineno or 0, function=at.name)
+        )
 
 
 def _record(message: str) -> None:
