@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.story import tried
-from ncclops.record.events import RegroupedEvent, RestartEvent
+from ncclops.record.events import Event, RegroupedEvent, RestartEvent
 from ncclops.record.incident_record import GroupRecord, IncidentRecord
 
 
@@ -26,6 +28,23 @@ def test_the_restart_says_what_became_of_the_group() -> None:
         "restart 3 in place",
         "restart 4 in place, without rank 2, its group shrunk",
     ]
+
+
+class Counted(list[Event]):
+    """Counts the events that it hands out by their places."""
+
+    handed_out = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.handed_out += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_twice_as_many_restarts_are_twice_the_work() -> None:
+    events = Counted(RestartEvent(iteration=each, cause="a") for each in range(1000))
+    assert len(list(tried(events))) == 1000
+    assert events.handed_out <= 3000
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,10 @@ def test_the_newest_libnccl_and_the_catalogue_agree() -> None:
     assert found.claimed == frozenset()
     assert len(found.read) > 100
     assert constants()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "libnccl.so.2"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="it is no regular file"):
+        audit_nccl(pipe)

@@ -108,3 +108,10 @@ def test_the_exporting_process_is_found() -> None:
 def test_what_came_with_the_process_is_not_blamed_on_it() -> None:
     value = os.environ["PATH"]
     assert exported_by("PATH", value + ":changed-in-here") != ""
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nccl.conf").write_text("NCCL_A=one\n", encoding="utf-8")
+    assert added({"NCCL_CONF_FILE": str(tmp_path / "pipe")}, tmp_path) == {"NCCL_A": "one"}

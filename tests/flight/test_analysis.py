@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -502,3 +503,47 @@ def test_what_a_rank_reported_is_shown() -> None:
     made = dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 5.01)
     made.faults = {2: "ValueError: bad batch"}
     assert "it reported ValueError: bad batch" in judge(made).sentence
+
+
+class Name(str):
+    """A name whose comparisons are calls of a function, which a profiler counts."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+
+def calls_for(groups: int, *, described: bool) -> int:
+    """How often Python calls a function to judge two ranks that wait in so many groups.
+
+    One knows the members of each; the other describes its groups itself, or knows nothing.
+    """
+    names = [(str(number), f"g{number}") for number in range(groups)]
+    entries = [entry(1, group=name, state="scheduled") for name in names]
+    made = dumps.evidence({0: entries, 1: entries}, dict.fromkeys(names, (0, 1)))
+    record = made.rank(1).record
+    assert record is not None
+    record.ranks_of.clear()
+    if described:
+        states = [GroupState(Name(name), desc, (0, 1), "nccl", 1, 0) for name, desc in names]
+        made.rank(1).groups = tuple(states)
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        judge(made)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_twice_as_many_groups_are_twice_the_work(described: bool) -> None:
+    assert calls_for(400, described=described) < 3 * calls_for(200, described=described)

@@ -56,6 +56,13 @@ SECRETS = [
     ("curl -s -u me:S3cretValue https://x", "S3cretValue"),
     ("DB_PASS=S3cretValue", "S3cretValue"),
     ("MYSQL_PWD=S3cretValue", "S3cretValue"),
+    ("secret_key: S3cretValue", "S3cretValue"),
+    ("srun train.py --wandb-key S3cretValue --lr 3e-4", "S3cretValue"),
+    ("login with nvapi-S3cretValue0123456789abcd ok", "S3cretValue"),
+    ("push pypi-S3cretValue0123456789abcdef0123456789abcdef0123", "S3cretValue"),
+    ("vault hvs.S3cretValue0123456789abcd", "S3cretValue"),
+    ("POST https://hooks.slack.com/services/T01234567/B0123/S3cretValue", "S3cretValue"),
+    ("POST https://discord.com/api/webhooks/123456789/S3cretValue", "S3cretValue"),
 ]
 HARMLESS = [
     "step 00005 loss 2.31 tok/s 812,000 tokens/s=12345.6",
@@ -71,6 +78,7 @@ HARMLESS = [
     "PWD=/home/me/train OLDPWD=/home/me",
     "ssh://git@github.com/x.git and https://proxy.local:3128/x",
     "https_proxy=http://proxy.local:3128 no_proxy=localhost",
+    "dapi model, 12 steps; rows of sg. are kept; --text-key text_column",
     "docker run -u 1000:1000 --user root:root",
     "password expired for 3 users",
     "cookie: none was sent; cookies=3",
@@ -124,6 +132,13 @@ def test_documents_are_searched_by_field_and_by_option() -> None:
         "tokens": "500",
         "nested": [{"HF_TOKEN": REDACTED}, 3, None, True],
     }
+
+
+def test_a_key_behind_its_option_goes_out_of_a_command_line() -> None:
+    key = "0123456789abcdef0123456789abcdef01234567"
+    argv = ["train.py", "--wandb-key", key, "--secret_key", "S3cretValue", "--text-key", "text"]
+    clean = Redactor().document(argv)
+    assert clean == [*argv[:2], REDACTED, argv[3], REDACTED, *argv[5:]]
 
 
 def test_rows_of_a_plan_hide_what_their_variable_holds() -> None:

@@ -225,6 +225,7 @@ def complete(
 
 def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
     """The restarts in place, escalations and new attempts of the run, in their order."""
+    groups = _groups_after(events)
     for number, event in enumerate(events):
         match event:
             case RestartEvent(instead=None):
@@ -235,8 +236,7 @@ def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
                 yield TriedStep(
                     at=event.ts,
                     kind="restart",
-                    what=f"restart {event.iteration} in place{lost}"
-                    f"{_group_after(events[number + 1 :], event.iteration)}",
+                    what=f"restart {event.iteration} in place{lost}{groups.get(number, '')}",
                     why=event.cause,
                     lost=left,
                 )
@@ -249,15 +249,22 @@ def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
                 yield TriedStep(at=event.ts, kind="attempt", what=what, why=event.reason)
 
 
-def _group_after(following: Sequence[Event], iteration: int | None) -> str:
-    """What became of the default group of a script that keeps going, where that is on record."""
-    for event in following:
-        match event:
-            case RegroupedEvent() if event.iteration == iteration:
-                return f", its group {'made anew' if event.rung == 'anew' else event.rung}"
-            case RestartEvent() | RetryEvent():
-                return ""
-    return ""
+def _groups_after(events: Sequence[Event]) -> dict[int, str]:
+    """By the place of each restart: what became of the default group of a script that keeps going,
+    where that is on record."""
+    found: dict[int, str] = {}
+    until_next: dict[int | None, str] = {}
+    for number in range(len(events) - 1, -1, -1):
+        match events[number]:
+            case RegroupedEvent(rung=rung, iteration=iteration):
+                became = "made anew" if rung == "anew" else rung
+                until_next[iteration] = f", its group {became}"
+            case RestartEvent(iteration=iteration):
+                found[number] = until_next.get(iteration, "")
+                until_next = {}
+            case RetryEvent():
+                until_next = {}
+    return found
 
 
 def went_on(report: IncidentReport, events: Sequence[Event]) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from ncclops.env.catalogue import LIBNCCL, TORCH, Variable, catalogue, is_covered
 from ncclops.errors import UsageError
 from ncclops.profiles.versions import release
+from ncclops.record.regular_file import open_regular
 
 _NCCL_NAME = re.compile(rb"NCCL_[A-Z0-9_]+")
 _NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
@@ -142,7 +143,7 @@ def _starts_a_name(data: mmap.mmap, start: int) -> bool:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is empty"

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from ncclops.record.regular_file import read_regular
+
 _LONGEST = 1023  # bytes of a name or value that NCCL keeps
+_MOST_BYTES = 1 << 20  # of a file
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,11 @@ def conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[Pat
 
 
 def read_conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[ConfLine]:
-    """All settings of the files that exist and can be read, in the order of NCCL's reading."""
+    """All settings of the regular files that can be read, in the order of NCCL's reading."""
     settings = []
     for path in conf_files(environ, etc):
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = read_regular(path, _MOST_BYTES).decode(errors="replace")
         except OSError:
             continue
         settings.extend(parse_conf(text, path))

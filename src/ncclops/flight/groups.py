@@ -7,6 +7,7 @@ for the default group all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclops.flight.model import (
@@ -70,11 +71,12 @@ class Group:
 
 def align(evidence: FlightEvidence) -> list[Group]:
     """The groups of the job, those with the most members first."""
-    world = _world(evidence)
+    world, states = _world(evidence), _states_by_name(evidence)
     groups: dict[tuple[GroupName, tuple[int, ...] | None], Group] = {}
     for rank in evidence.ranks.values():
         for name, track in rank.record.tracks.items() if rank.record else ():
-            members = _stated_members(rank, name)
+            described = states.get(name.name, {}).get(rank.rank, ())
+            members = _stated_members(rank, name, described)
             group = groups.get((name, members))
             if group is None:
                 group = Group(name, members or (), members is not None)
@@ -89,7 +91,7 @@ def align(evidence: FlightEvidence) -> list[Group]:
     for group in found:
         group.is_mixed = len(backends[group.name.name, group.name.desc]) > 1
         _drop_left_behind(group)
-        _count(group, evidence)
+        _count(group, evidence, states.get(group.name.name, {}))
     return sorted(found, key=lambda group: (-len(group.members), str(group.name)))
 
 
@@ -125,11 +127,14 @@ def _is_default(name: GroupName) -> bool:
     return name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
 
 
-def _stated_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
+def _stated_members(
+    rank: RankEvidence, name: GroupName, described: Sequence[GroupState]
+) -> tuple[int, ...] | None:
+    """``described`` is what the rank itself says of groups of that name."""
     assert rank.record is not None
     listed = rank.record.ranks_of.get((name.name, name.desc))
     if listed is None:
-        listed = next((g.ranks for g in rank.groups if g.name == name.name and g.ranks), None)
+        listed = next((state.ranks for state in described if state.ranks), None)
     # A rank outside what it says it is in: numbers of another iteration, of no use here.
     return listed if listed is not None and rank.rank in listed else None
 
@@ -139,12 +144,17 @@ def _with_inferred(
 ) -> list[Group]:
     """Ranks that do not know the members join the group of that name which has them."""
     known = [group for (_, members), group in groups.items() if members is not None]
+    homes: dict[GroupName, dict[int, Group]] = {}
+    for group in known:
+        of_name = homes.setdefault(group.name, {})
+        for rank in group.members:
+            of_name.setdefault(rank, group)
     for (name, members), group in groups.items():
         if members is not None:
             continue
+        of_name = homes.get(name, {})
         for rank, track in list(group.tracks.items()):
-            home = next((g for g in known if g.name == name and rank in g.members), None)
-            if home is not None:
+            if (home := of_name.get(rank)) is not None:
                 home.tracks[rank] = group.tracks.pop(rank, track)
         if group.tracks:
             group.members = world if _is_default(name) else tuple(sorted(group.tracks))
@@ -154,13 +164,16 @@ def _with_inferred(
 
 def _add_described(groups: list[Group], evidence: FlightEvidence) -> None:
     """Counts of members that recorded nothing in a group, and groups that no rank recorded."""
+    named: dict[str, list[Group]] = {}
+    for group in groups:
+        named.setdefault(group.name.name, []).append(group)
     for rank in evidence.ranks.values():
         for state in rank.groups:
             mine = [
                 group
-                for group in groups
-                if group.name.name == state.name and rank.rank in (*group.members, *state.ranks)
-                if set(group.members) <= set(state.ranks) or group.members_known
+                for group in named.get(state.name, ())
+                if rank.rank in group.members or rank.rank in state.ranks
+                if group.members_known or set(group.members) <= set(state.ranks)
             ]
             for group in mine:
                 if not group.members_known:
@@ -171,6 +184,7 @@ def _add_described(groups: list[Group], evidence: FlightEvidence) -> None:
                 group = Group(GroupName(state.backend, state.name, state.desc), state.ranks, True)
                 _take_counts(group, rank.rank, state)
                 groups.append(group)
+                named.setdefault(state.name, []).append(group)
 
 
 def _take_counts(group: Group, rank: int, state: GroupState) -> None:
@@ -201,7 +215,19 @@ def _has_record(evidence: FlightEvidence, rank: int) -> bool:
     return about is not None and about.record is not None
 
 
-def _count(group: Group, evidence: FlightEvidence) -> None:
+def _states_by_name(evidence: FlightEvidence) -> dict[str, dict[int, list[GroupState]]]:
+    """What the ranks themselves say of their groups, by the group's name and the rank."""
+    found: dict[str, dict[int, list[GroupState]]] = {}
+    for rank in evidence.ranks.values():
+        for state in rank.groups:
+            found.setdefault(state.name, {}).setdefault(rank.rank, []).append(state)
+    return found
+
+
+def _count(
+    group: Group, evidence: FlightEvidence, states: Mapping[int, Sequence[GroupState]]
+) -> None:
+    """``states`` are the ranks' own descriptions of groups of that name."""
     for rank in group.members:
         track = group.tracks.get(rank)
         if track is not None:
@@ -209,9 +235,8 @@ def _count(group: Group, evidence: FlightEvidence) -> None:
         elif rank not in group.last and _has_record(evidence, rank):
             group.last[rank] = 0  # it recorded other groups, and nothing in this one
     for rank, track in group.tracks.items():
-        listed = evidence.ranks[rank].groups
-        for state in listed:
-            if state.name == group.name.name and 0 <= state.last_completed <= track.last:
+        for state in states.get(rank, ()):
+            if 0 <= state.last_completed <= track.last:
                 group.completed.setdefault(rank, state.last_completed)
 
 
