@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ncclops.live_view.order import SLOW, is_silent
@@ -22,6 +21,8 @@ _STYLES = {
     "retrying": "yellow",
     "stopping": "yellow",
 }
+_COLUMNS = ("rank", "host", "phase", "step", "step time", "of median", "memory", "last event")
+_LEFT = ("host", "phase")  # all others but the last are numbers
 # Lines around the table: the run's, the table's head, the line about ranks left out, the cursor's.
 _AROUND = 14
 _LEAST_ROWS = 3
@@ -32,7 +33,7 @@ def draw(status: RunStatus, *, height: int | None = None) -> RenderableType:
     shown = status.ranks if height is None else _most_relevant(status.ranks, height - _AROUND)
     parts: list[RenderableType] = [*_about_run(status)]
     if shown:
-        parts.append(_table(shown, status))
+        parts += _table(shown, status)
     if left := len(status.ranks) - len(shown):
         parts.append(Text(f"and {left} ranks that are no slower", style="dim"))
     return Group(*parts)
@@ -100,17 +101,25 @@ def _progress(status: RunStatus) -> Text:
     return Text(", ".join(parts))
 
 
-def _table(ranks: Sequence[RankStatus], status: RunStatus) -> Table:
+def _table(ranks: Sequence[RankStatus], status: RunStatus) -> list[Text]:
+    """A line each. Rich's own table measures and wraps each cell: 2 ms for a rank."""
     on_gpu = any(rank.gpu_memory_gib is not None for rank in ranks)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("rank", "host", "phase"):
-        table.add_column(name, justify="right" if name == "rank" else "left", no_wrap=True)
-    for name in ("step", "step time", "of median", "memory", *(["GPU"] if on_gpu else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last event")  # the one that gives way where the terminal is narrow
-    for rank in ranks:
-        table.add_row(*_row(rank, status, on_gpu=on_gpu))
-    return table
+    names = [*_COLUMNS[:-1], *(["GPU"] if on_gpu else []), _COLUMNS[-1]]
+    head = [Text(name, style="bold") for name in names]
+    rows = [head, *(_row(rank, status, on_gpu=on_gpu) for rank in ranks)]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    return [_aligned(row, names, widths) for row in rows]
+
+
+def _aligned(row: Sequence[Text], names: Sequence[str], widths: Sequence[int]) -> Text:
+    *cells, last = row
+    line = Text(no_wrap=True, overflow="ellipsis")  # the end gives way on a narrow terminal
+    for cell, name, width in zip(cells, names, widths, strict=False):
+        padding = " " * (width - cell.cell_len)
+        for part in (cell, padding) if name in _LEFT else (padding, cell):
+            line.append(part)
+        line.append("  ")
+    return line.append_text(last)
 
 
 def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
@@ -152,8 +161,7 @@ def _event(event: LastEvent | None, now: float) -> Text:
     if event is None:
         return Text("-")
     said = f": {event.text}" if event.text else ""
-    text = f"{duration(max(0.0, now - event.ts))} ago {event.event}{said}"
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(f"{duration(max(0.0, now - event.ts))} ago {event.event}{said}")
 
 
 def _gib(value: float | None) -> Text:
