@@ -2,8 +2,8 @@
 
 A watchdog's time-out names its group, its operation's number in that group, what it is and its
 size. Ranks of a group must agree on all of that for a number; where they do not, nobody was late.
-Before torch 2.4 it named no group: then sizes may differ between the groups of pipeline stages, which
-count alike, and only different kinds at one number say that the ranks disagreed.
+Before torch 2.4 it named no group: then sizes may differ between the groups of pipeline stages,
+which count alike, and only different kinds at one number say that the ranks disagreed.
 """
 
 from __future__ import annotations
