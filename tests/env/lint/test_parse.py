@@ -224,3 +224,9 @@ def test_quoted_commands_do_not_read_the_functions_around_them_again(
     functions = "".join(f"f{i}() {{\n  export NCCL_DEBUG=WARN\n}}\n" for i in range(20))
     parse(functions + 'bash -c "export A=1; python t.py"\n' * 20, "shell")
     assert len(read) == 20
+
+
+@pytest.mark.parametrize("mark", ["__IB_OFF__", "%IB_OFF%", "@IB_OFF@", "[[ off ]]", "mlx5___N__"])
+def test_a_mark_that_is_filled_in_later_is_no_value(mark: str) -> None:
+    text = f'env:\n- {{name: NCCL_IB_DISABLE, value: "{mark}"}}\n'
+    assert [setting.value for setting in parse(text, "yaml")] == [None]

@@ -67,6 +67,16 @@ TOGETHER = {
     "a script that is fed": "bash <<EOF\nexport NCCL_NET=IB NCCL_IB_DISABLE=1\nEOF\n",
     "a manifest that is fed": "cat <<EOF | kubectl apply -f -\nenv:\n"
     "  NCCL_NET: IB\n  NCCL_IB_DISABLE: '1'\nEOF\n",
+    "a script that is read into a variable": "IFS= read -r -d '' go <<EOF\n"
+    'export NCCL_NET=IB\nexport NCCL_IB_DISABLE=1\nEOF\nsrun bash -c "$go"\n',
+    "a script that is taken into a variable": 'go="$(\n  cat <<EOF\n'
+    'export A=\\$(hostname)\nexport NCCL_NET=IB\nexport NCCL_IB_DISABLE=1\nEOF\n)"\n',
+    "a script that an argument takes": 'srun bash -c "$(cat <<EOF\n'
+    'export NCCL_NET=IB\nexport NCCL_IB_DISABLE=1\nEOF\n)"\n',
+    "a job script under a variable's name": 'cat > "$JOB" <<EOF\n#!/bin/bash\n'
+    'export NCCL_NET=IB\nexport NCCL_IB_DISABLE=1\nEOF\nsbatch "$JOB"\n',
+    "a manifest that is printed": "cat <<EOF\napiVersion: v1\nenv:\n"
+    "  NCCL_NET: IB\n  NCCL_IB_DISABLE: '1'\nEOF\n",
     "defaults": ": ${NCCL_NET:=IB}\n: ${NCCL_IB_DISABLE:=1}\n"
     "export NCCL_NET NCCL_IB_DISABLE\n./t.sh\n",
     "a chain": "cd x && export NCCL_NET=IB && NCCL_IB_DISABLE=1 python t.py\n",
@@ -105,6 +115,8 @@ APART = {
     "docker inherits nothing": "export NCCL_NET=IB\ndocker run -e NCCL_IB_DISABLE=1 b\n",
     "printed": 'echo "export NCCL_NET=IB NCCL_IB_DISABLE=1"\n',
     "usage text": "cat <<EOF\nexport NCCL_NET=IB\nexport NCCL_IB_DISABLE=1\nEOF\n",
+    "prose in a variable": "read -r -d '' help <<EOF\nSet export NCCL_NET=IB\n"
+    "and export NCCL_IB_DISABLE=1\nEOF\n",
     "a branch that ends": """
         export NCCL_NET=IB
         if [ "$1" ]; then

@@ -42,6 +42,9 @@ _SHELL_FILES = re.compile(
     r"\.?(?:bash|zsh|k?sh)?(?:rc|_profile|profile|env)|.*\.(?:sh|bash|sbatch)"
 )
 
+_PROGRAM = re.compile(r"#![^\n]*\b(?:ba|z|da|k)?sh\b|#![^\n]*\bpython")
+_MANIFEST = re.compile(r"(?:---\s*+)?apiVersion:")
+
 
 def guess_format(path: Path, text: str = "") -> Format:
     """What kind of file ``path`` is, by its name and its first line; else a shell script."""
@@ -71,7 +74,7 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
 
     def embedded(inner: str, name: str, line: int) -> None:
         nonlocal depth
-        wanted = _embedded_format(name)
+        wanted = _embedded_format(name) or _by_contents(name, inner)
         if wanted is None or depth >= 3:
             return
         depth += 1
@@ -121,6 +124,15 @@ def _read_into(
             read_shell(section, found, line=begin + line - 1)
     else:
         read_shell(text, found, line=line)
+
+
+def _by_contents(name: str, text: str) -> Format | None:
+    """What a text is that a script prints, or writes into a file that a variable names."""
+    if PurePosixPath(name).suffix and "$" not in name.rpartition("/")[2]:
+        return None
+    if _PROGRAM.match(text):
+        return guess_format(Path(), text)
+    return "yaml" if _MANIFEST.match(text) else None
 
 
 def _embedded_format(name: str) -> Format | None:

@@ -20,7 +20,14 @@ from ncclops.env.lint.syntax import (
     Pipeline,
     parse_script,
 )
-from ncclops.env.lint.words import NAME, HereDocument, Word, script_of, words_of
+from ncclops.env.lint.words import (
+    NAME,
+    HereDocument,
+    Word,
+    gathered_in,
+    script_of,
+    words_of,
+)
 
 _EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _PREFIXES = frozenset({"exec", "nohup", "time", "sudo", "command", "nice", "eval", "stdbuf", "-"})
@@ -45,6 +52,11 @@ _BUNDLE_NAME = re.compile(rf"\$\{{?({NAME})(?:\[[@*]\])?[}}:+\-?@]?")
 _HOLDS_OPTIONS = re.compile(rf"(?:^|\s)(?:-x|-e|--env|-genv|--export)[= ]\s*{NAME}[= ,]")
 _HOLDS_COMMANDS = re.compile(
     rf"\s*(?:export|env|set|setenv)\s|\s*{NAME}=\S*[\s;]+\S|[^\n]*[;&|\n]\s*(?:export|env)\s"
+)
+# A document that is taken into a variable is a script where a line of it sets something.
+_SETS = re.compile(
+    rf"^[ \t]*(?:&&[ \t]*)?(?:(?:export|env|setenv)[ \t]|{NAME}=[^\s;]*(?:[ \t;]+\S|[ \t]*\\$))",
+    re.MULTILINE,
 )
 _MOST_CALLS = 1000
 # Functions within functions, and calls within calls, that are followed.
@@ -160,6 +172,9 @@ class _Reader:
         for document in command.documents:
             self._document(document, command)
         words = command.words
+        for word in words:
+            for document in gathered_in(word):
+                self._taken(document)
         while words and words[0].text in _PREFIXES:
             words = words[1:]
         if not words:
@@ -223,7 +238,7 @@ class _Reader:
 
     def _holds_more(self, name: str, text: str, word: Word, more: bool = False) -> bool:
         """Whether the value is options or a command line for later use; those are then kept."""
-        if "=" not in text or is_setting_of_interest(name):
+        if "=" not in text or is_setting_of_interest(name) or gathered_in(word):
             return False
         if _HOLDS_OPTIONS.search(text):
             settings = list(passed(_inner(text, word)))
@@ -310,7 +325,9 @@ class _Reader:
         if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
             self._start(name, rest, given, bundles)
         for position, word in enumerate(rest[1:], start=1):
-            if word.quoted and "=" in word.text and _is_command_line(name, rest, position):
+            if not word.quoted or "=" not in word.text or gathered_in(word):
+                continue
+            if _is_command_line(name, rest, position):
                 self._nested(word.text, word, given)
 
     def _start(
@@ -341,6 +358,14 @@ class _Reader:
             reader.called = set(self.functions)  # whoever defines them reads them
             reader.read(text, word.line)
 
+    def _taken(self, document: HereDocument) -> None:
+        """A script that a variable or an argument gets, for a shell that it is handed to later."""
+        if _SETS.search(document.text):
+            text = document.text
+            if not document.literal:
+                text = re.sub(r"\\([$`\\])", r"\1", text)
+            self._nested(text, Word(text, document.literal, True, document.line))
+
     def _document(self, document: HereDocument, command: Command) -> None:
         name = command.words[0].text.rpartition("/")[2] if command.words else ""
         texts = [word.text for word in command.words]
@@ -360,6 +385,9 @@ class _Reader:
             kind = "x.py"
         elif name == "kubectl":
             kind = "x.yaml"
+        elif [text for text in texts if not ASSIGNMENT.fullmatch(text)][:1] == ["read"]:
+            self._taken(document)
+            return
         elif any(text.rpartition("/")[2] in _SHELLS for text in texts):
             kind = "x.sh"
         else:

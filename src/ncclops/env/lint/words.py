@@ -17,6 +17,7 @@ _FALLBACK = re.compile(rf"\$\{{{NAME}:?[-=]([^${{}}`]*)\}}")
 _COMMENT = re.compile(r"(?<!\s)\s+#.*")
 _TEMPLATE = re.compile(
     r"\{\{|\{%|<%|\$\(|\$\{|\$\w|`|^<[^<>]*>$|\{[A-Za-z_][\w.]*\}|%\(\w+\)s|%[sd]\b|@\w+@|^\.\.\.$"
+    r"|__[A-Za-z]\w*__|%[A-Z][A-Z0-9_]*%|\[\["
 )
 
 
@@ -73,6 +74,7 @@ _OPERATOR = re.compile(
 )
 _BLANK = re.compile(r"(?:[ \t\r]|\\\n)+")
 _PLAIN = re.compile(r"[^\s;&|'\"\\$`<>(){#]+")
+_GATHERS = re.compile(r"\$\(\s*+(?=cat\s*+<<-?[^<])")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .:/-]{0,60}>")
 _SPECIAL = re.compile(r"['\"(){}\\]|\$[({]")
 
@@ -301,6 +303,16 @@ def script_of(word: Word) -> str:
     if "\\\n" not in word.raw or len(word.raw) < 2 or word.raw[0] + word.raw[-1] != '""':
         return word.text
     return re.sub(r"\\(\n|[\"\\$`])", lambda m: m[0] if m[1] == "\n" else m[1], word.raw[1:-1])
+
+
+def gathered_in(word: Word) -> list[HereDocument]:
+    """The here-documents that ``word`` takes in: ``"$(cat <<EOF …)"``."""
+    match = _GATHERS.search(word.raw)
+    if match is None:
+        return []
+    line = word.line + word.raw.count("\n", 0, match.end())
+    tokens = tokens_of(word.raw[match.end() :], line)
+    return [t.document for t in tokens if isinstance(t, Operator) and t.document is not None]
 
 
 def tokens_of(text: str, line: int = 1) -> list[Token]:
