@@ -8,19 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ncclops.live_view.order import SLOW, is_silent
+from ncclops.live_view.overview import PHASES
 from ncclops.live_view.words import duration, short
 from ncclops.rank_lists import ranks_named
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
-_STYLES = {
-    "training": "green",
-    "ended": "dim",
-    "failed": "bold red",
-    "lost": "bold red",
-    "restarting": "yellow",
-    "retrying": "yellow",
-    "stopping": "yellow",
-}
+# As on the live screen, whose red is bold.
+_STYLES = {phase: "bold red" if style == "red" else style for phase, style in PHASES.items()}
 _COLUMNS = ("rank", "host", "phase", "step", "step time", "of median", "memory", "last event")
 _LEFT = ("host", "phase")  # all others but the last are numbers
 # Lines around the table: the run's, the table's head, the line about ranks left out, the cursor's.
