@@ -159,6 +159,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(job: Job) -> None:
     assert "rank 1 of 2: done" in job.hosts.output("h2")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [2], indirect=True)
 def test_an_agent_may_start_later_than_a_host_may_be_silent(job: Job) -> None:
     """The first one is the host of the store, and says for whom it waits."""
@@ -200,6 +201,7 @@ def test_a_killed_agent_takes_its_workers_along_and_a_spare_starts_in_its_place(
     assert job.verdict("h1")["attempts"] == 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [3], indirect=True)
 def test_a_spare_starts_in_the_place_of_a_host_with_a_broken_gpu(job: Job) -> None:
     """Without restarts in place. There is no NVML here: the rank's output is all that is known."""

@@ -110,6 +110,7 @@ def test_a_spare_takes_the_place_of_a_host_that_nobody_reaches(job: Job) -> None
     assert (checked["status"], checked["edges"]["excluded"]) == ("FAIL", ["h1"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [3], indirect=True)
 def test_a_spare_takes_the_place_of_a_host_that_finds_a_fault_in_itself(job: Job) -> None:
     job.serve_store()
@@ -124,6 +125,7 @@ def test_a_spare_takes_the_place_of_a_host_that_finds_a_fault_in_itself(job: Job
     assert "left out of the job: host.nofile host: 500" in job.verdict("h0")["reason"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [3], indirect=True)
 def test_a_spare_takes_the_place_of_a_host_whose_collectives_fail(job: Job) -> None:
     """All edges work; Gloo of host 1 is led to an interface that is not there."""
@@ -160,6 +162,7 @@ def test_without_a_spare_nothing_starts_and_every_host_names_the_edge(job: Job) 
         assert "try " not in job.hosts.output(host)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("job", [3], indirect=True)
 def test_a_host_that_has_failed_is_checked_again_before_it_comes_back(job: Job) -> None:
     """It loses what it had when it was checked first: descriptors, here."""

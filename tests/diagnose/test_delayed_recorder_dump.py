@@ -57,7 +57,7 @@ WAITED_IN = next(
 )
 
 
-@lanes("gloo", "nccl-eager")
+@lanes("nccl-eager", extended=("gloo",))
 @pytest.mark.slow
 @pytest.mark.parametrize("go_on_s", ["0", "2"])
 def test_the_ring_goes_on_meanwhile(

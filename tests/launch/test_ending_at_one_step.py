@@ -111,7 +111,7 @@ def start_training(
     ("lane", "restart", "reports"),
     [
         ("gloo", "in-process", "reports"),
-        ("gloo", "none", "reports"),
+        pytest.param("gloo", "none", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "process", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "in-process", "silent", marks=pytest.mark.extended),
         pytest.param("gloo", "none", "silent", marks=pytest.mark.extended),

@@ -65,7 +65,7 @@ def whole(run: Run, tmp_path: Path, restarts: int) -> bool:
     return all((tmp_path / f"in-{pid_of(run, rank)}").exists() for rank in range(3))
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 def test_a_job_that_loses_ranks_ends_whole(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -140,7 +140,7 @@ def test_without_restart_in_place_a_hang_ends_the_attempt_on_all_nodes(train: Tr
 @pytest.mark.parametrize(
     ("fault", "at"),
     [
-        pytest.param(COMPILES, 0, id="a first step that compiles"),
+        pytest.param(COMPILES, 0, id="a first step that compiles", marks=pytest.mark.extended),
         pytest.param(POLLS, 6, id="a declared checkpoint on another node"),
     ],
 )

@@ -108,7 +108,7 @@ def launch(fake_gpu_place: Place, host: Host, tmp_path: Path) -> Callable[..., C
 
 
 @pytest.mark.parametrize("script", [SAVES_IN_A_THREAD, TRAINS_IN_A_THREAD], ids=["saves", "trains"])
-@pytest.mark.parametrize("how", ["in-process", "process"])
+@pytest.mark.parametrize("how", ["in-process", pytest.param("process", marks=pytest.mark.extended)])
 def test_no_thread_goes_on_with_what_an_abort_has_left(
     launch: Callable[..., CompletedText], tmp_path: Path, script: str, how: str
 ) -> None:

@@ -150,7 +150,9 @@ for n in range(10**9):
 
 
 @pytest.mark.parametrize(
-    ("lane", "restart"), [("gloo", "process"), ("nccl", "none")], indirect=["lane"]
+    ("lane", "restart"),
+    [pytest.param("gloo", "process", marks=pytest.mark.extended), ("nccl", "none")],
+    indirect=["lane"],
 )
 def test_after_a_failure_the_others_leave_their_collective_before_they_are_told_to_end(
     ncclops: Ncclops, script: Script, tmp_path: Path, lane: Lane, restart: str

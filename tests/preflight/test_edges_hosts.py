@@ -103,6 +103,7 @@ def test_healthy_hosts_without_ipv4(make: Callable[[int], Cluster]) -> None:
     }
 
 
+@pytest.mark.extended
 def test_many_faults_at_once(make: Callable[[int], Cluster]) -> None:
     """A direction that is dropped, a blocked range of ports, small packets only, few descriptors,
     an interface that comes first and leads nowhere, 200 ms, and a name of the loopback."""

@@ -188,7 +188,7 @@ def plain_barrier(store: Any, iteration: int, gone: frozenset[int]) -> None:
         ledger(store).arrive(iteration, Arrival(rank, rank, RANKS), gone)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_arrivals_and_deaths_at_any_point_end_in_an_agreement(data: st.DataObject) -> None:
     store = dist.HashStore()

@@ -452,7 +452,7 @@ def test_a_mistake_is_one_of_pythons_own_exceptions() -> None:
 
 
 class TestRuns:
-    @lanes("gloo", "nccl")
+    @lanes("nccl", extended=("gloo",))
     def test_new_processes_help_where_a_restart_in_place_does_not(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

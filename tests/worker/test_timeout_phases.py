@@ -28,7 +28,7 @@ def lines_of(output: str, when: str) -> dict[str, str]:
     return dict(found)
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
     ncclops: Ncclops, only_run: OnlyRun, lane: Lane
@@ -173,7 +173,7 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_all", [True, False])
+@pytest.mark.parametrize("on_all", [True, pytest.param(False, marks=pytest.mark.extended)])
 def test_collectives_that_begin_in_a_phase_last_as_long_as_it_may(on_all: bool) -> None:
     port = free_port()
     ranks = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic
 
@@ -32,15 +33,22 @@ class WorkerEvents(Generic[Record]):
         Raises ``OSError`` where there is no such file.
         """
         for rank, path in files.items():
-            reader = self._readers.get(rank)
-            if reader is not None and reader.reads(path):
+            if (known := self._readers.get(rank)) is not None:
+                with suppress(OSError):  # something else lies there by now
+                    self._follow_anew(rank, path, known)
                 continue
             self._readers[rank] = RecordReader(path, self._decode)
             self._watch.add(path)
-            if reader is not None:  # its file has been removed, and made anew
-                for record in reader.new():
-                    self._deliver(rank, record)
-                reader.close()
+
+    def _follow_anew(self, rank: int, path: Path, known: RecordReader[Record]) -> None:
+        """Follow ``path`` where the file that was followed has been removed, and made anew."""
+        if known.reads(path):
+            return
+        self._readers[rank] = RecordReader(path, self._decode)
+        self._watch.add(path)
+        for record in known.new():
+            self._deliver(rank, record)
+        known.close()
 
     def open(self) -> None:
         """Start delivering; call in the event loop."""
