@@ -7,7 +7,8 @@ A test is slow if it is marked so, or if it asks, directly or through another fi
 Slow tests run first.
 
 With ``--extended`` run as well those marked ``extended``: slow ones that repeat, on another lane or
-in another mode, what a test of the gate covers there or elsewhere.
+in another mode, what a test of the gate covers there or elsewhere, and scenes of several hosts for
+which the gate has no time.
 """
 
 from __future__ import annotations
