@@ -207,3 +207,9 @@ def test_python_that_cannot_be_read_is_told_of() -> None:
     assert "unread-python" not in ids("cat > t.py <<EOF\n$SETUP\nprint x y\nEOF\n")
     assert "unread-python" not in ids("\0", "shell")
     assert "unread-python" in ids("\0", "python")
+
+
+def test_a_finding_has_bounds_however_long_a_value_is() -> None:
+    (finding,) = (f for f in found(f"NCCL_DEBUG={'x' * 100_000}\n", "dotenv") if f.names)
+    assert len(finding.message) == 2000
+    assert finding.message.endswith("…")

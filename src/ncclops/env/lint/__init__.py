@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ncclops.env.lint.checks import CHECK_IDS, check_variables
 from ncclops.env.lint.model import (
@@ -40,6 +41,8 @@ __all__ = [
     "rules",
 ]
 
+_MOST_CHARS = 2000
+
 
 def of_environment(environ: Mapping[str, str]) -> LintedSettings:
     """The settings of an environment."""
@@ -54,12 +57,19 @@ def known_ids() -> list[str]:
 def lint(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
     """All findings, by line and the worst first; what ``where.ignore`` names is left out.
 
-    A suppression is a rule's id, or ``id:NAME`` for one variable only.
+    A suppression is a rule's id, or ``id:NAME`` for one variable only. A message has 2,000
+    characters at most, however long a value is.
     """
     findings = [*settings.slips, *check_variables(settings, where), *combinations(settings, where)]
     kept = [finding for finding in findings if not _ignored(finding, where)]
-    unique = list(dict.fromkeys(kept))
+    unique = list(dict.fromkeys(map(_in_bounds, kept)))
     return sorted(unique, key=lambda finding: (finding.line, LEVELS.index(finding.level)))
+
+
+def _in_bounds(finding: LintFinding) -> LintFinding:
+    if len(finding.message) <= _MOST_CHARS:
+        return finding
+    return replace(finding, message=f"{finding.message[: _MOST_CHARS - 1]}…")
 
 
 def _ignored(finding: LintFinding, where: Circumstances) -> bool:
