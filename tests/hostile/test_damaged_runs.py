@@ -12,14 +12,20 @@ from tests.hostile.commands import Commands
 pytestmark = pytest.mark.slow
 
 SEEDS = range(30)  # scripts/fuzz.py has more
-AT_ONCE = 15  # so many in a test: each takes eleven commands
+AT_ONCE = 10  # so many in a test: each takes eleven commands
 
 
 def test_every_command_answers_on_the_run_itself(run: Path, commands: Commands) -> None:
     assert commands.complaints(run.parent) == []
 
 
-@pytest.mark.parametrize("first", SEEDS[::AT_ONCE])
+@pytest.mark.parametrize(
+    "first",
+    [
+        SEEDS[0],
+        *(pytest.param(seed, marks=pytest.mark.extended) for seed in SEEDS[AT_ONCE::AT_ONCE]),
+    ],
+)
 def test_every_command_answers_on_damaged_runs(
     first: int, run: Path, commands: Commands, tmp_path: Path
 ) -> None:

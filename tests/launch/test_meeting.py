@@ -66,7 +66,7 @@ def check(run: Run, absent: int, script: Path, what: str) -> None:
     assert re.search("the absent rank was doing|what keeps rank 3", story["next_steps"][0])
 
 
-@lanes("gloo", "nccl", extended=("nccl-eager",))
+@lanes("nccl", extended=("gloo", "nccl-eager"))
 def test_a_rank_that_does_not_come_to_the_default_group(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     ("lane", "fault", "cause", "lost"),
     [
         ("gloo", "raise:1:5", "RuntimeError: injected on rank 1 at step 5", []),
-        ("gloo", "kill:0:5", "the process died", [0]),
+        pytest.param("gloo", "kill:0:5", "the process died", [0], marks=pytest.mark.extended),
         # By the restart core or the agent, in the same second.
         ("gloo", "hang:1:5", "did not move|stale for more than", []),
         ("nccl", "kill:0:5", "the process died", [0]),
