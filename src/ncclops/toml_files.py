@@ -1,4 +1,4 @@
-"""TOML files that people hand over: profiles, signatures."""
+"""TOML files that people hand over: profiles, signatures, checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DOTS = 300
 
 
 def user_directory(kind: str) -> Path:
-    """Where a user keeps ``kind`` for every command: profiles, signatures. It need not exist."""
+    """Where a user keeps ``kind``: profiles, signatures, checks. It need not exist."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config / "ncclops" / kind
 

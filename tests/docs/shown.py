@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.conftest import LIMIT_S, CompletedText
 
 # What may differ, and what it stands for: anything, the ends of run ids, numbers, spaces.
 _VARIES = re.compile(r"(…)|((?<!\w)(?=[0-9a-f]*\d)[0-9a-f]{6,}(?!\w))|(\d[\d,.]*)|(\s+)")
 _STANDS_FOR = {1: ".*?", 2: "[0-9a-f]+", 3: r"\d[\d,.]*", 4: r"\s+"}
+
+
+def run_block(command: str, directory: Path, environ: Mapping[str, str]) -> CompletedText:
+    """``command`` in a shell in ``directory``; both of its outputs are in ``stdout``."""
+    return subprocess.run(
+        ["sh", "-ec", command],
+        cwd=directory,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
 
 
 def pattern(line: str) -> re.Pattern[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
-from tests.docs.shown import first_that_differs
+from tests.docs.shown import first_that_differs, run_block
 from tests.docs.test_outputs import SHOWN
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,15 +99,7 @@ def test_each_command_says_what_is_shown(tmp_path: Path) -> None:
     environ = clean_environ({"PATH": path, "COLUMNS": "120", "XDG_CONFIG_HOME": str(tmp_path)})
 
     def run(command: str) -> str:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        done = run_block(command, tmp_path, environ)
         assert done.returncode == (1 if "broken.py" in command else 0), f"{command}\n{done.stdout}"
         # The names that README has for these.
         printed = done.stdout.replace(str(tmp_path), "/home/me")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
-from tests.docs.shown import first_that_differs, pattern
+from tests.conftest import REPOSITORY, clean_environ
+from tests.docs.shown import first_that_differs, pattern, run_block
 
 PAGES = ("tutorial.md", "cookbook.md")
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,15 +39,7 @@ def test_each_command_says_what_is_shown(tmp_path: Path, page: str) -> None:
     for each in ("profiles", "signatures", "checks"):
         (tmp_path / "etc" / "ncclops" / each).mkdir(parents=True)
     for command, shown in steps(page):
-        done = subprocess.run(
-            ["sh", "-ec", command],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        done = run_block(command, tmp_path, environ)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         missing = first_that_differs(shown, done.stdout)
         assert missing is None, f"{missing}\n---\n{done.stdout}"

@@ -590,7 +590,7 @@ class RunningAttempt:
             raise NcclopsError(why)
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
         stop = self._context.stop
-        with suppress(OSError):  # a disk that takes nothing; then nobody hears that it has come
+        with suppress(OSError):  # a full disk; what the process reports is not read then
             await self._context.follow([rank])
         server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
         if self.team.goes_on() and not self.team.ending and not stop.asked:

@@ -44,9 +44,9 @@ from ncclops.record.events import (
 )
 
 Severity = Literal["critical", "error", "warning", "info"]
-# A rule, or the message by which somebody tries a channel.
-Told = Rule | Literal["test"]
-SEVERITIES: Mapping[Told, Severity] = {
+# What a message is sent for: a rule, or a test of its channel.
+SentFor = Rule | Literal["test"]
+SEVERITIES: Mapping[SentFor, Severity] = {
     "failed": "critical",
     "restart-storm": "error",
     "no-progress": "error",
@@ -65,7 +65,7 @@ class Notice:
     """One notification: ``summary`` in a line, ``subject`` what it is about (a rank, a node) where
     that is not the run, ``held_back`` how many of the same the cooldown has kept back before it."""
 
-    rule: Told
+    rule: SentFor
     summary: str
     subject: str = ""
     held_back: int = 0
@@ -96,8 +96,8 @@ class Rules:
 
     def __init__(self, settings: NotifySettings, *, node: str) -> None:
         self._settings, self._node = settings, node
-        self._told: dict[tuple[Told, str], float] = {}
-        self._held_back: dict[tuple[Told, str], int] = {}
+        self._told: dict[tuple[SentFor, str], float] = {}
+        self._held_back: dict[tuple[SentFor, str], int] = {}
         self._spans = SpansSoFar()
         self._measured_at: float | None = None
         self._began_at: float | None = None

@@ -60,7 +60,7 @@ def check_node(
     between the GPUs of this machine, two minutes more.
     """
     node = read(needs, root=root, environ=environ, spaces=spaces, window=window, limit=limit)
-    # After the readings: a command that uses a GPU is nobody who has it.
+    # After the readings, which would take a command that uses a GPU for a foreign process.
     of_site = _of_site([check for check in site if check.id not in needs.ignore], node)
     if collectives and node.real and node.gpus:
         measured = measure(node.gpus, node.environ)

@@ -1,7 +1,7 @@
 """Checks of a site's own: a command each, with how its answer is judged; read from TOML.
 
 A file holds an array of tables named ``check``; docs/preflight.md describes the keys. What can be
-wrong in one is told when it is read, so that a typing error is no check that is never run.
+wrong in one is refused when it is read, so that no check is left out for a typing error.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ class Reporter:
     and must not block, and the main and the monitor thread may be blocked in a wait of their own:
     hence a third thread with a third connection, made by ``connect`` for the first report: a job
     without faults does not have that. Descriptors are kept for it: in a job whose ranks have used
-    up theirs, a death that nobody can record would be waited for as if that rank were to come.
+    up theirs, a death that no rank can record would be waited for as if that rank were to come.
     """
 
     def __init__(self, connect: Callable[[], Ledger]) -> None:

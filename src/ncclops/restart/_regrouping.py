@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import Store, distributed_c10d
 
 from ncclops.restart import _kept_group, _shrinking
 from ncclops.restart._groups import abort_later
@@ -207,30 +207,28 @@ class Regrouping:
 
     def _make_anew(self, plan: Plan) -> None:
         _kept_group.end()
-        end_kept_group()
+        end_shrinkable_group()
         if self._shrinks:
-            self._make("once")
+            store = self._session.store_for_shrinkable_group()
+            store.set_timeout(self._store_timeout)
+            self._make("once", store)
             if plan.can_later and self._device_id is not None:
                 _shrinking.keep(distributed.group.WORLD, self._device_id, self._iteration)
             return
         if plan.can_later and not plan.handles:
             _kept_group.begin()
-            self._make("later", enable_reconfigure=True)
+            store = self._session.store_for_kept_group()
+            self._make("later", store, enable_reconfigure=True)
             group = distributed.group.WORLD
             handles = self._decided("handle", "handles", _handle(group), _as_list)
             if self._reconfigure(json.loads(handles)) is None:
                 _kept_group.keep(KeptGroup(group, _timeout_of(group)))
                 return
             distributed.destroy_process_group()
-        self._make("once")
+        self._make("once", self._store)
 
-    def _make(self, name: str, **options: Any) -> None:
+    def _make(self, name: str, store: Store, **options: Any) -> None:
         timeout: dict[str, Any] = {} if self._timeout is None else {"timeout": self._timeout}
-        if self._shrinks:
-            store = self._session.store_for_shrinkable_group()
-            store.set_timeout(self._store_timeout)
-        else:
-            store = self._session.store_for_kept_group() if options else self._store
         distributed.init_process_group(
             self._backend,
             store=distributed.PrefixStore(name, store),
@@ -242,15 +240,15 @@ class Regrouping:
         )
 
 
-def end_kept_group() -> None:
-    """Keep no group of NCCL any more, nor what has come from one and is not in use."""
+def end_shrinkable_group() -> None:
+    """Keep no group of NCCL any more, nor what was made of one and is not in use."""
     _shrinking.give_up()
     if (parent := _shrinking.take()) is not None:
         _end_shrunk(parent)
 
 
 def _end_shrunk(parent: _shrinking.Parent, child: Any = None) -> None:
-    """End a group whose communicator was revoked, and the backend that has come from it."""
+    """End a group whose communicator was revoked, and the backend that was made of it."""
     backends = [each for each in (child, parent.backend) if each is not None]
     abort_later(backends, [parent.group])
 

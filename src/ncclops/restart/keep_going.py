@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ncclops.restart import _kept_group
-from ncclops.restart._regrouping import Regrouping, end_kept_group
+from ncclops.restart._regrouping import Regrouping, end_shrinkable_group
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
 from ncclops.restart.regroup import Regrouped
@@ -71,7 +71,7 @@ class KeepGoing:
         finally:
             self._is_under_way = False
             _kept_group.drop()
-            end_kept_group()
+            end_shrinkable_group()
 
     def regroup(self, backend: str, **options: Any) -> Regrouped:
         """See ``CallWrapper.init_process_group``."""
