@@ -159,7 +159,7 @@ def test_a_rank_that_does_not_leave_the_script_is_ended(
     """Python runs, and the command to restart comes; the text of what was raised takes for ever."""
     profile = tmp_path / "impatient.toml"
     # A restart is waited for as long as all its timeouts together.
-    limits = '"3s"\nprocess_group = "6s"\nabort = "1s"\n[watch]'
+    limits = '"3s"\nprocess_group = "6s"\nheartbeat = "5s"\nabort = "1s"\n[watch]'
     profile.write_text(IMPATIENT.format(lane="local-cpu").replace('"3s"\n[watch]', limits))
     source = """
 import os, time
@@ -181,6 +181,7 @@ dist.all_reduce(torch.ones(1))
     hangs = run.named("hang")  # by what is seen of it, the rank that waits for this one hangs, too
     assert (hangs[0]["action"], hangs[-1]["action"]) == ("restart in place", "end it")
     assert all(1 in hang["culprits"] for hang in hangs)
+    assert "rank 1 was killed by SIGKILL, the others went on" in run.verdict["reason"]
 
 
 @lanes("nccl", extended=("gloo",))

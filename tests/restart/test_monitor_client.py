@@ -92,3 +92,22 @@ def test_a_loss_is_counted_in_an_iteration_that_begins_while_it_is_recorded(step
         others.arrive(1, Arrival(0, 0, 2), NOBODY)
         agreement, _ = others.wait_for_agreement(1, 0, SOON)
         assert agreement.lost == {1}
+
+
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_suspicion_ends_when_the_neighbour_hears_the_rank_again(is_heard_again: bool) -> None:
+    """That rank says nothing in the store: its own monitor process misses nobody."""
+    store = HashStore()
+    suspicion = {"cause": "lost", "detail": "no heartbeat for 1.5 s", "rank": 1, "gone": True}
+    stamp = {"at": DIED.at, "instant": list(Instant.now()), "id": 1, "patience_s": 0.2}
+    with client(store) as reports:
+        others = Ledger(store, 2)
+        reports.begin(0, Agreement(0, NOBODY, NOBODY, NOBODY, (), ()), others)
+        reports.on_message({"op": "report", **suspicion, **stamp})
+        if is_heard_again:
+            reports.on_message({"op": "withdraw", "rank": 1})
+        judged = threading.Event()
+        timer = threading.Timer(0.5, reports.submit, (lambda _: judged.set(),))
+        timer.start()
+        assert judged.wait(SOON.total_seconds())
+        assert (1 in reports._reported) is not is_heard_again

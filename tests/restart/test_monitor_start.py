@@ -128,11 +128,13 @@ class _Hand:
 
     def __init__(self) -> None:
         self.suspected: list[tuple[int, float]] = []
+        self.withdrawn: list[int] = []
         self.callbacks: dict[Peer, Any] = {}
         actions = RingActions(
             lambda peer, callback, _connecting: self.callbacks.__setitem__(peer, callback),
             lambda peer: self.callbacks.pop(peer, None),
             lambda rank, _evidence, patience_s: self.suspected.append((rank, patience_s)),
+            self.withdrawn.append,
             lambda _after: None,
             lambda: None,
         )
@@ -142,7 +144,7 @@ class _Hand:
     def serve(self) -> None:
         """All that can happen without waiting for the clock."""
         for peer, callback in list(self.callbacks.items()):
-            connecting = callback == self.ring._on_connect
+            connecting = callback in (self.ring._on_connect, self.ring._on_probe_connect)
             sides: tuple[list[Peer], list[Peer]] = ([], [peer]) if connecting else ([peer], [])
             if any(select.select(*sides, [], 10)):
                 callback()
@@ -182,3 +184,22 @@ def test_a_stranger_that_takes_connections_and_closes_them_has_all_the_time_to_s
                 hand.ring.tick(0.0)
     assert hand.ring.idle
     assert hand.suspected == [(1, 30)]
+
+
+def test_what_was_suspected_of_a_neighbour_is_withdrawn_when_it_answers_again() -> None:
+    hand = _Hand()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hand.ring.add_candidates([Address(1, *_address_of(listener), "token")], 0.0)
+        hand.serve()
+        silent = Peer(listener.accept()[0])
+        hand.ring.tick(31.0)
+        assert ([rank for rank, _ in hand.suspected], hand.withdrawn) == ([1], [])
+        hand.ring.tick(60.0)  # tries it once more
+        answers = Peer(listener.accept()[0])
+        answers.send({"op": "hello"})
+        for _ in range(2):  # the end of the connect, and the answer
+            hand.serve()
+        assert (hand.withdrawn, hand.ring.successor is not None) == ([1], True)
+        hand.ring.leave()
+        silent.close()
+        answers.close()

@@ -76,7 +76,7 @@ class MonitorClient:
         self._fault_seen_in = fault_seen_in
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
-        self._suspected: set[int] = set()
+        self._suspicions: dict[int, object] = {}  # by initial rank; of the reporter thread
         self._passed_over: set[int] = set()  # our monitor process may still try to reach them
         self._vouching = False
 
@@ -189,6 +189,8 @@ class MonitorClient:
             self._look_again(message["iteration"])
         elif message["op"] == "vouch":
             self._on_vouch()
+        elif message["op"] == "withdraw":
+            self._reporter.submit(lambda _: self._withdraw(message["rank"]))
         elif "patience_s" in message:
             self._reporter.submit(lambda ledger: self._suspect(ledger, message))
         else:
@@ -211,9 +213,9 @@ class MonitorClient:
         rank = message["rank"]
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
         self._passed_over.add(rank)
-        if rank in self.gone or rank in self._suspected:
+        if rank in self.gone or rank in self._suspicions:
             return
-        self._suspected.add(rank)
+        suspicion = self._suspicions[rank] = object()
         heard, until = ledger.vouches(rank), time.monotonic() + message["patience_s"]
 
         def look_later() -> None:
@@ -224,12 +226,14 @@ class MonitorClient:
             timer.start()
 
         def judge(ledger: Ledger) -> None:
+            if self._suspicions.get(rank) is not suspicion:
+                return  # withdrawn: its neighbour hears it again
             is_silent = ledger.vouches(rank) == heard
             has_ended = ledger.ranks_return and rank in ledger.generations.announced()
             if is_silent and not has_ended and time.monotonic() < until:
                 look_later()
                 return
-            self._suspected.discard(rank)
+            del self._suspicions[rank]
             if is_silent or has_ended:
                 self._record(ledger, message)
             else:
@@ -241,6 +245,10 @@ class MonitorClient:
                 )
 
         look_later()
+
+    def _withdraw(self, rank: int) -> None:
+        """Our monitor process hears ``rank`` again. Reporter thread."""
+        self._suspicions.pop(rank, None)
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""

@@ -102,6 +102,7 @@ class Monitor:
                 watch=self._watch,
                 unwatch=self._unwatch,
                 suspect=self._on_suspect,
+                withdraw=self._on_withdraw,
                 need_addresses=self._need_addresses,
                 linked=self._on_linked,
             ),
@@ -384,6 +385,9 @@ class Monitor:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         message |= {"patience_s": patience_s}
         self._reports.deliver(self._stamped(message), None, time.monotonic())
+
+    def _on_withdraw(self, rank: int) -> None:
+        self._send_to_main({"op": "withdraw", "rank": rank})
 
     def _report(
         self,

@@ -20,7 +20,7 @@ suspected rank as lost only if that rank does not say anything in the store for 
 with the suspicion. So several hosts may be lost at once, and no healthy rank is.
 
 A rank that was passed over, and is not known to be lost, is tried again and again: once the path to
-it is back, it is the next one again, and watched.
+it is back, the suspicion is withdrawn, and it is the next one again, and watched.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class RingActions(NamedTuple):  # a dataclass would take the monitor process 8 m
     watch: Callable[[Peer, Callable[[], None], bool], None]  # True: for the end of a connect
     unwatch: Callable[[Peer], None]
     suspect: Callable[[int, str, float], None]  # an initial rank, the evidence, and the time it has
+    withdraw: Callable[[int], None]  # what was suspected of an initial rank: it has answered
     need_addresses: Callable[[int], None]  # of the ranks after this one
     linked: Callable[[], None]  # a successor is there: what was waiting can be sent
 
@@ -266,6 +267,7 @@ class Ring:
         self._target, self._link, self._probe = address, peer, None
         self._last_rank = address.rank
         self._connected, self._closures, self.alone = True, 0, False
+        self._actions.withdraw(address.rank)
         self._actions.watch(peer, self._on_link, False)
         self._on_message(peer, {"op": "hello"})
 
