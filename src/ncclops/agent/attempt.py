@@ -543,6 +543,7 @@ class RunningAttempt:
             return None
         server = hosted_store.serve(place.listener, place.store.host, self._run.paths.store_log)
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
+        server.keep_running()
         return server
 
     def _close_store(self) -> None:

@@ -7,8 +7,11 @@ their connections in the backlog).
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +23,8 @@ from ncclops.control import holders
 from ncclops.errors import UsageError
 from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096  # every rank of a large job may connect in the same moment
@@ -43,6 +48,32 @@ class StoreServer:
         self.address = address
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
+        self._look: asyncio.TimerHandle | None = None
+
+    def keep_running(self, pause_s: float = 3.0) -> None:
+        """From now on, send SIGCONT when the process is found stopped for ``pause_s``.
+
+        Every rank that needs the store waits for a stopped server, each for its own timeout. Who
+        stops the whole job, as Slurm does to suspend it, stops this process, too, which then does
+        not look. In the event loop.
+        """
+
+        def look(was_stopped: bool) -> None:
+            is_stopped = self._is_stopped()
+            if is_stopped and was_stopped:
+                log.warning("the store server (pid %d) was stopped: SIGCONT", self.process.pid)
+                self.process.send_signal(signal.SIGCONT)
+            self._look = loop.call_later(pause_s, look, is_stopped and not was_stopped)
+
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(pause_s, look, False)
+
+    def _is_stopped(self) -> bool:
+        try:  # leaves the state as it is, to be asked for again
+            how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.process.pid, how) is not None
+        except ChildProcessError:  # it has ended, and that was seen
+            return False
 
     def how_it_ended(self) -> str:
         """In words, once ``pidfd`` says that it has."""
@@ -51,6 +82,8 @@ class StoreServer:
 
     def close(self) -> None:
         """End the server, which has nothing to save."""
+        if self._look is not None:
+            self._look.cancel()
         self.process.kill()
         self.process.wait()
         os.close(self.pidfd)
@@ -81,10 +114,10 @@ def listen(*, host: str | None, port: int) -> socket.socket:
         ) from error
 
 
-def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
-    """Start the server process on ``listener`` (closed here); its output goes to ``log``."""
+def serve(listener: socket.socket, host: str | None, log_file: Path) -> StoreServer:
+    """Start the server process on ``listener`` (closed here); its output goes to ``log_file``."""
     address = StoreAddress(host or LOOPBACK, listener.getsockname()[1])
-    with listener, append_regular(log) as output:
+    with listener, append_regular(log_file) as output:
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -99,7 +132,7 @@ def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
             stdout=output,
             stderr=output,
             pass_fds=[listener.fileno()],
-            env=os.environ | {RUN_DIR: str(log.parent)},  # by which `holders` knows it
+            env=os.environ | {RUN_DIR: str(log_file.parent)},  # by which `holders` knows it
             start_new_session=True,
         )
     return StoreServer(address, process)

@@ -38,6 +38,7 @@ class JobStore:
     def serve(self, listener: socket.socket, host: str, log: Path) -> None:
         """Serve it on ``listener``, in a process that writes its output to ``log``."""
         self._server = hosted_store.serve(listener, host, log)
+        self._server.keep_running()
 
     def close(self) -> None:
         if self._server is not None:

@@ -1,9 +1,12 @@
-"""The store of a job serves whoever connects, and fills no disk with what it notes of them."""
+"""The store of a job serves whoever connects, fills no disk with its notes, and stays at work."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.agent import hosted_store
+from ncclops.host import process_view
 from ncclops.restart.store_server import _LOG_BYTES
 
 pytestmark = pytest.mark.slow
@@ -36,5 +40,33 @@ def test_the_log_of_the_store_has_an_end_and_the_store_goes_on(
         assert client.get("key") == b"value"
         assert server.process.poll() is None
         assert _LOG_BYTES - 10 < log.stat().st_size <= _LOG_BYTES
+    finally:
+        server.close()
+
+
+def test_a_store_that_something_has_stopped_is_woken_again_and_again(tmp_path: Path) -> None:
+    server = hosted_store.serve(
+        hosted_store.listen(host=None, port=0), None, tmp_path / "store.log"
+    )
+    place = Path(f"/proc/{server.process.pid}")
+
+    async def until(is_stopped: bool) -> None:
+        limit = time.monotonic() + 60
+        while ((stat := process_view.read_stat(place)) is not None) and (
+            (stat.state == "T") is not is_stopped
+        ):
+            assert time.monotonic() < limit
+            await asyncio.sleep(0.01)
+
+    async def stop_it_twice() -> None:
+        server.keep_running(pause_s=0.1)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGSTOP)
+            await until(True)
+            await until(False)
+
+    try:
+        asyncio.run(stop_it_twice())
+        assert server.process.poll() is None
     finally:
         server.close()
