@@ -82,6 +82,7 @@ def test_the_watchdog_goes_by_a_timeout_that_was_shortened(
     assert engine.timed_out in ended.log.read_text()
 
 
+@pytest.mark.extended
 def test_what_is_under_way_keeps_its_timeout(ncclops_job: JobFactory, host: Host) -> None:
     env = host.environment | QUICK
     assert ncclops_job(programs.under_way, world_size=2, env=env).run().value == 1.0
@@ -91,7 +92,9 @@ def test_what_is_under_way_keeps_its_timeout(ncclops_job: JobFactory, host: Host
 
 
 @pytest.mark.parametrize("failure", ["timeout", "error"])
-@pytest.mark.parametrize("handling", ["0", "1", "2", "3"])
+@pytest.mark.parametrize(
+    "handling", ["0", "1", *(pytest.param(each, marks=pytest.mark.extended) for each in "23")]
+)
 def test_async_error_handling(
     ncclops_job: JobFactory,
     host: Host,
@@ -167,6 +170,7 @@ def test_a_silent_watchdog_ends_the_process(
     assert "watchdog got stuck for 2 seconds" in ended.log.read_text()
 
 
+@pytest.mark.extended
 def test_without_monitoring_it_does_not(
     ncclops_job: JobFactory, host: Host, tmp_path: Path
 ) -> None:
@@ -175,6 +179,7 @@ def test_without_monitoring_it_does_not(
         job.wait_for("goes on")
 
 
+@pytest.mark.extended
 def test_a_heartbeat_timeout_is_none_of_collectives(ncclops_job: JobFactory, host: Host) -> None:
     env = host.environment | QUICK | HEARTBEAT
     job = ncclops_job(programs.late_peer, world_size=2, env=env)
@@ -217,6 +222,7 @@ def test_with_blocking_wait_async_error_handling_counts_in_the_second_engine_onl
             assert job.wait().ranks[0].returned
 
 
+@pytest.mark.extended
 def test_with_blocking_wait_only_a_wait_sees_a_timeout(ncclops_job: JobFactory, host: Host) -> None:
     env = host.environment | QUICK | BLOCKING
     result = ncclops_job(programs.nobody_waits, world_size=2, env=env).run()

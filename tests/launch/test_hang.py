@@ -153,6 +153,7 @@ def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_does_not_leave_the_script_is_ended(
     ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
 ) -> None:

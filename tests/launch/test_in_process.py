@@ -129,6 +129,7 @@ def test_classes_of_the_script_survive_multiprocessing(ncclops: Ncclops, script:
     assert "[True, True]" in done.stdout, done.stderr
 
 
+@pytest.mark.extended
 def test_a_syntax_error_is_a_mistake_too(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:

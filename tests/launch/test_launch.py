@@ -255,7 +255,11 @@ class TestFailure:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            ("raise ValueError('bad value\\nsecond line')", "ValueError: bad value"),
+            pytest.param(
+                "raise ValueError('bad value\\nsecond line')",
+                "ValueError: bad value",
+                marks=pytest.mark.extended,
+            ),
             ("import sys; sys.exit('config file missing: foo.yaml')", "config file missing"),
         ],
     )

@@ -226,6 +226,7 @@ def test_a_communicator_that_does_not_come_up_costs_no_rank(
     assert [run.stdout(rank) for rank in (0, 1)] == [f"{LOSS} of 2\n"] * 2
 
 
+@pytest.mark.extended
 def test_a_communicator_that_never_comes_up_costs_no_rank(
     launch: Callable[..., CompletedText], run: Run, host: Host
 ) -> None:
@@ -258,7 +259,9 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
     ("fault", "cause", "kind", "retry"),
     [
         # In its first collective, of a communicator that had been made: no failure to start.
-        ("ncclRemoteError:1", (1, False), "peer-exit", "none"),
+        pytest.param(
+            "ncclRemoteError:1", (1, False), "peer-exit", "none", marks=pytest.mark.extended
+        ),
         pytest.param(
             *("ncclSystemError:1", (1, True), "network-transport", "fix-config"),
             marks=pytest.mark.extended,
@@ -332,6 +335,7 @@ def test_a_gpu_that_is_lost_costs_its_rank_alone(
     assert (xid["rank"], xid["xid"], xid["device"]) == (1, 79, name_of(1))
 
 
+@pytest.mark.extended
 def test_a_gpu_with_an_ecc_error_costs_its_rank_alone(
     launch: Callable[..., CompletedText], run: Run
 ) -> None:
@@ -347,6 +351,7 @@ def test_a_gpu_with_an_ecc_error_costs_its_rank_alone(
     "how",
     [pytest.param("process", marks=pytest.mark.extended), "in-process, all ranks are needed"],
 )
+@pytest.mark.extended
 def test_no_process_is_started_on_a_broken_gpu_again(
     launch: Callable[..., CompletedText], run: Run, tmp_path: Path, how: str
 ) -> None:
@@ -367,6 +372,7 @@ def test_no_process_is_started_on_a_broken_gpu_again(
     assert run.verdict["reason"].endswith(ECC)
 
 
+@pytest.mark.extended
 def test_without_nvml_the_gpu_has_the_number_that_the_rank_was_given(
     launch: Callable[..., CompletedText], run: Run, host: Host
 ) -> None:

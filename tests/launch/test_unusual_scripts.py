@@ -92,7 +92,12 @@ def test_what_lies_in_the_current_directory_shadows_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "closed", [pytest.param(">&- 2>&-", marks=pytest.mark.extended), "<&-", "<&- >&- 2>&-"]
+    "closed",
+    [
+        pytest.param(">&- 2>&-", marks=pytest.mark.extended),
+        pytest.param("<&-", marks=pytest.mark.extended),
+        "<&- >&- 2>&-",
+    ],
 )
 def test_closed_streams_are_no_reason_to_fail(closed: str, script: Script, tmp_path: Path) -> None:
     source = (
@@ -107,6 +112,7 @@ def test_closed_streams_are_no_reason_to_fail(closed: str, script: Script, tmp_p
     assert done.returncode == 0
 
 
+@pytest.mark.extended
 def test_a_transient_fault_after_choosing_a_start_method(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
@@ -182,6 +188,7 @@ def test_a_client_that_does_not_read_delays_no_other(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_an_ignored_child_signal_is_no_trap(script: Script, tmp_path: Path) -> None:
     def ignore_children() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -74,6 +74,7 @@ def test_a_script_sees_what_it_sees_in_a_process_that_is_started_afresh(
         assert seen[0] == seen[1]
 
 
+@pytest.mark.extended
 def test_ranks_draw_different_random_numbers(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_ranks_draw_different_random_numbers(
     assert not set(first) & set(second)
 
 
+@pytest.mark.extended
 def test_threads_of_numpy_are_no_reason_against_a_fork(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
@@ -147,7 +149,7 @@ Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), e
             "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
             "the imports have started threads: python",
         ),
-        ("import os\nos._exit(3)", "it has ended"),
+        pytest.param("import os\nos._exit(3)", "it has ended", marks=pytest.mark.extended),
         (
             "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
             "its imports hang, or it was stopped",

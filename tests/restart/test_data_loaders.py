@@ -22,6 +22,7 @@ def test_workers_are_told_to_end_before_the_next_iteration(job: Job, how: str) -
 
 @pytest.mark.slow  # each worker imports torch
 @pytest.mark.parametrize("how", ["spawn", pytest.param("forkserver", marks=pytest.mark.extended)])
+@pytest.mark.extended
 def test_spawned_workers_are_not_waited_for(job: Job, how: str) -> None:
     """Told to end, they leave the loader at once; the end of the interpreter takes longer."""
     assert set(job.start(2, "loader_programs:iterations", how=how).wait().values()) == {0}

@@ -17,7 +17,15 @@ STEPS = 24
 DEADLINE = timedelta(seconds=170)
 
 
-@pytest.mark.parametrize("scene", soak_scenes.SCENES)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        scene
+        if scene in ("asyncio", "ddp", "persistent-loader", "writer")
+        else pytest.param(scene, marks=pytest.mark.extended)
+        for scene in soak_scenes.SCENES
+    ],
+)
 def test_random_faults_do_not_change_the_result(
     ncclops_job: JobFactory, tmp_path: Path, scene: str
 ) -> None:

@@ -96,7 +96,7 @@ def test_connections_that_break_just_before_a_fault(
     assert lost(job) == set()
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_connections_that_break_while_the_rank_waits_in_the_barrier(
     job: Job, proxy: StoreProxies, silent: bool
 ) -> None:
@@ -121,7 +121,7 @@ def test_connections_that_break_while_the_rank_waits_for_others_to_finish(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faulty", [0, 1])
+@pytest.mark.parametrize("faulty", [0, pytest.param(1, marks=pytest.mark.extended)])
 def test_connections_that_are_dropped_without_a_sign(
     job: Job, proxy: StoreProxies, faulty: int
 ) -> None:
@@ -179,7 +179,9 @@ def test_a_rank_that_is_cut_off_in_the_barrier_is_not_waited_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["working", "waiting_in_the_barrier"])
+@pytest.mark.parametrize(
+    "program", [pytest.param("working", marks=pytest.mark.extended), "waiting_in_the_barrier"]
+)
 def test_a_store_that_stands_still_for_ten_seconds_costs_no_rank(job: Job, program: str) -> None:
     job.start(3, f"store_programs:{program}", faulty=0)
     job.wait_for("entered" if program == "working" else "finalize", count=3)

@@ -177,7 +177,11 @@ def test_a_relay_that_ends_or_stops_in_the_middle_of_an_agreement(
 
 
 @slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.extended), signal.SIGSTOP],
+    ids=lambda n: n.name,
+)
 def test_a_relay_that_ends_or_stops_just_before_a_fault(
     sharing: Job, number: signal.Signals
 ) -> None:
@@ -432,7 +436,9 @@ def test_a_key_that_is_no_text_does_not_end_the_relay(on_host: Host) -> None:
 
 
 @slow
-@pytest.mark.parametrize("answers", [True, False], ids=["server", "no answer"])
+@pytest.mark.parametrize(
+    "answers", [pytest.param(True, marks=pytest.mark.extended), False], ids=["server", "no answer"]
+)
 def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host, answers: bool) -> None:
     """Also before it is up, and where the store does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -116,6 +116,7 @@ def test_timeouts_change_on_all_ranks_together(job: Job) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
     assert set(job.start(2, "unprotected").wait().values()) == {0}
     incidents = {(e["iteration"], e["cause"]) for e in job.events("incident")}

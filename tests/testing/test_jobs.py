@@ -82,14 +82,18 @@ def run_pytest(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
     ("fault", "cause"),
     [
         (Fault.exception(1, "step", 3), "exception"),
-        (Fault.exception(1, "step", 3, error=OSError(28, "disk full")), "exception"),
+        pytest.param(
+            Fault.exception(1, "step", 3, error=OSError(28, "disk full")),
+            "exception",
+            marks=pytest.mark.extended,
+        ),
         (Fault.exit(1, "step", 3, code=4), "left"),
         (Fault.hang(1, "step", 3), "soft-timeout"),
         (Fault.gil_hang(1, "step", 3), "died"),
         (Fault.kill(1, "step", 3), "died"),
-        (Fault.stop(1, "step", 3), "died"),
+        pytest.param(Fault.stop(1, "step", 3), "died", marks=pytest.mark.extended),
         (Fault.exception(1, "initialize"), "exception"),
-        (Fault.exception(1, "health_check"), "exception"),
+        pytest.param(Fault.exception(1, "health_check"), "exception", marks=pytest.mark.extended),
         (Fault.lost_host(1, "step", 3), "lost"),
     ],
     ids=str,
@@ -166,7 +170,7 @@ def test_what_goes_wrong_on_the_way_to_the_store_costs_no_rank(
     assert [strike.fault for strike in result.strikes] == faults
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_a_rank_that_is_cut_off_from_the_store_leaves(
     ncclops_job: JobFactory, tmp_path: Path, silent: bool
 ) -> None:
