@@ -27,6 +27,7 @@ EVERYWHERE = {
     "moments",
     "host_name",
     "plain_text",
+    "process_ends",
     "toml_files",
     "whole_numbers",
     "_version",

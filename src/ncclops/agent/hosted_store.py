@@ -18,9 +18,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclops.classify.wording import describe_exit, signal_name
 from ncclops.control import holders
 from ncclops.errors import UsageError
+from ncclops.process_ends import describe_exit, signal_name
 from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
 

@@ -27,10 +27,10 @@ from datetime import timedelta
 from functools import partial
 
 from ncclops.agent.pulse import SILENT, Pulse
-from ncclops.classify.wording import signal_name
 from ncclops.durations import format_duration
 from ncclops.exhausted import advice, described
 from ncclops.host import prctl, process_tree
+from ncclops.process_ends import signal_name
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.
 FORWARDED = (

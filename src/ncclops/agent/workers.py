@@ -19,9 +19,9 @@ from typing import Protocol
 from ncclops.agent.attached import Streams
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
-from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.exhausted import described
 from ncclops.host import process_tree
+from ncclops.process_ends import describe_exit, exit_status, signal_name
 from ncclops.record import worker_commands
 from ncclops.record.regular_file import append_regular
 from ncclops.record.run_directory import RunDirectory

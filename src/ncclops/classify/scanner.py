@@ -34,7 +34,7 @@ from ncclops.classify.matched_lines import (
 from ncclops.classify.model import EXITS, HANGS, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
-from ncclops.classify.wording import describe_exit
+from ncclops.process_ends import describe_exit
 
 # How far back a line without a time looks for one.
 _LOOK_BACK = 8192

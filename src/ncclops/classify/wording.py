@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal as signals
-
 from ncclops.classify.model import Classification
 
 _SIGNAL_HINTS = {
@@ -12,26 +10,6 @@ _SIGNAL_HINTS = {
     "SIGABRT": "a native library gave up, often the NCCL watchdog: look for it in the log",
     "SIGBUS": "often a full /dev/shm",
 }
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` and so on; real-time signals have numbers only."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def describe_exit(code: int | None, signal: str | None) -> str:
-    """Such as ``exited with code 1`` or ``was killed by SIGKILL``; neither: it did not end."""
-    if signal:
-        return f"was killed by {signal}"
-    return "did not end" if code is None else f"exited with code {code}"
-
-
-def exit_status(code: int | None, signal: str | None) -> str:
-    """Such as ``exit code 1`` or ``SIGKILL``."""
-    return f"exit code {code}" if signal is None else signal
 
 
 def signal_hint(signal: str | None) -> str | None:

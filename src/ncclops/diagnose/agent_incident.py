@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ncclops.capture.run_snapshots import collect_run
-from ncclops.classify.wording import exit_status
+from ncclops.process_ends import exit_status
 from ncclops.record import incident_record, snapshot_files
 from ncclops.record.error_file import read_error
 from ncclops.record.incident_record import ELSEWHERE, FaultRecord, IncidentRecord

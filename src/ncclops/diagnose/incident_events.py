@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from ncclops.classify import wording
+from ncclops.process_ends import exit_status
 from ncclops.rank_lists import ranks_named
 from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
@@ -40,7 +40,7 @@ class WorkerEnd:
     """In words, where the process was another node's and there is no more."""
 
     def __str__(self) -> str:
-        return self.how or wording.exit_status(self.code, self.signal)
+        return self.how or exit_status(self.code, self.signal)
 
 
 def worker_end(events: Sequence[Event], rank: int, not_before: float) -> WorkerEnd | None:

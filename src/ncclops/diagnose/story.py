@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from ncclops.classify.model import EXITS
-from ncclops.classify.wording import describe_exit, signal_hint
+from ncclops.classify.wording import signal_hint
 from ncclops.diagnose import advice, escalated, own_code
 from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
 from ncclops.errors import NcclopsError
+from ncclops.process_ends import describe_exit
 from ncclops.rank_lists import ranks_named
 from ncclops.record import event_log
 from ncclops.record.error_file import read_error

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ncclops.process_ends import signal_name
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -117,12 +118,7 @@ def describe_end(wait_status: int) -> str:
 def ending_signal(wait_status: int) -> str | None:
     """The name of the signal that ended a process; None if it exited."""
     code = os.waitstatus_to_exitcode(wait_status)
-    if code >= 0:
-        return None
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return signal_name(-code) if code < 0 else None
 
 
 def _threads(root: Path) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ import msgspec
 from ncclops.host import prctl
 from ncclops.host.process_tree import KILL_DEADLINE, end_descendants
 from ncclops.preflight.site_checks import Ended, SiteCheck
+from ncclops.process_ends import signal_name
 
 # Until an interpreter runs, which on a loaded machine is no fault of a check.
 _START_S = 60.0
@@ -87,7 +88,7 @@ def _run(check: SiteCheck, environ: Mapping[str, str]) -> Ended:
         return Ended(late=True)
     said = _line(output) or _line(errors)
     if process.returncode < 0:
-        return Ended(signal=_name(-process.returncode), said=said)
+        return Ended(signal=signal_name(-process.returncode), said=said)
     return Ended(code=process.returncode, said=said)
 
 
@@ -119,13 +120,6 @@ def _line(output: bytes) -> str:
     """The first line with something in it."""
     lines = (line.strip() for line in output.decode(errors="replace").splitlines())
     return next(filter(None, lines), "")[:_MOST_CHARS]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def main() -> None:
