@@ -19,11 +19,17 @@ _TEMPLATE = re.compile(
     r"\{\{|\{%|<%|\$\(|\$\{|\$\w|`|^<[^<>]*>$|\{[A-Za-z_][\w.]*\}|%\(\w+\)s|%[sd]\b|@\w+@|^\.\.\.$"
     r"|__[A-Za-z]\w*__|%[A-Z][A-Z0-9_]*%|\[\["
 )
+# Words that stand where the reader of a file is to write something.
+_TO_FILL_IN = re.compile(
+    r"(?<![A-Za-z0-9])(?:YOUR|Your|your)(?:[_-]?[A-Z]\w*|[_-]\w+)"
+    r"|^(?:X{2,9}|x{3,9}|TODO|TBD|FIXME|[Cc]hange[_-]?[Mm]e|CHANGE[_-]?ME|REPLACE[_-]?ME)$"
+    r"|^(?:INSERT|REPLACE|ENTER|FILL|SET)_\w+$|_HERE$|^\[[A-Za-z][\w -]*\]$"
+)
 
 
 def is_open(value: str) -> bool:
     """Whether ``value`` is filled in later: a template, a reference, ``<your-interface>``."""
-    return _TEMPLATE.search(value) is not None
+    return _TEMPLATE.search(value) is not None or _TO_FILL_IN.search(value) is not None
 
 
 def without_comment(text: str) -> str:
