@@ -190,7 +190,7 @@ def _sections(text: str) -> Iterator[tuple[str, int]]:
 # A variable that is given its own value: with a default, or handed on to a program.
 _HANDED_ON = re.compile(rf"\b({NAME})=[\"']?\$(?:\{{\1:?[-=]|\{{\1\}}|\1\b)")
 # What only prints, and into no file and no other program.
-_PRINTS = re.compile(r"\b(?:echo|printf|print)\b[^\n;|&>)`]*+(?=[\n;]|&&|>\s?&|\Z)")
+_PRINTS = re.compile(r"\b(?:echo|printf|print)\b[^\n;|&>)`]{0,500}+(?=[\n;]|&&|>\s?&|\Z)")
 _MADE_USE_OF = re.compile(
     rf"\$[{{(]?({NAME})|(?:getenv\(|environ\.get\()\s*[\"']({NAME})[\"']"
     rf"|environ\[\s*[\"']({NAME})[\"']\s*\](?!\s*=[^=])"
