@@ -38,8 +38,12 @@ _SERVED = re.compile(
     rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: "
     rb"|\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"
 )
-# Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
-_REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
+# Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics, an
+# epoch's accuracy.
+_REPORTED = re.compile(
+    rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/"
+    rb"|\bEpoch\W{1,4}\d{1,6}\W{1,4}(?i:train |valid\w* |test )?(?i:acc\w*)\W{1,3}\d"
+)
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
@@ -60,7 +64,8 @@ _INIT = re.compile(
 )
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
 _INIT_BEGUN = re.compile(
-    rb"NCCL INFO |NCCL version \d|coll channels|is connected to \d+ peer ranks"
+    rb"NCCL INFO |:\d{1,7} \[\d{1,2}\] INFO |NCCL version \d|coll channels"
+    rb"|is connected to \d+ peer ranks"
     rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"

@@ -184,6 +184,20 @@ def catalogue() -> Mapping[str, Variable]:
     return MappingProxyType(variables)
 
 
+@cache
+def names_of_today() -> Mapping[str, str]:
+    """Old names of one variable, each with its name of today: its reader takes them for that.
+
+    Not those whose successor takes other values.
+    """
+    names = {}
+    for name, variable in catalogue().items():
+        today = catalogue().get(variable.replaced_by or "")
+        if variable.status == "deprecated" and today and today.check == variable.check:
+            names[name] = today.name
+    return MappingProxyType(names)
+
+
 # Names that start so are settings of the software the catalogue covers.
 _PREFIXES = (
     "NCCL_",

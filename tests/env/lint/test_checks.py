@@ -119,6 +119,50 @@ def test_a_scripts_own_variable_and_plugins_names_are_left_alone() -> None:
     assert [finding.rule for finding in lint(typo, NOWHERE)] == ["unknown-name"]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        # a name that a script has made up, of whatever it uses it for
+        ("export NCCL_RUNNER=x\n$NCCL_RUNNER\n", False),
+        ("export NCCL_RUNNER=x\necho $NCCL_RUNNER\n", False),
+        ("export NCCL_RUNNER=/opt/x\nsource more.sh\n", False),
+        ("export NCCL_RUNNER=x\ntorchrun t.py\n", True),
+        # a slip stays one where the script only prints it, or hands it on
+        ("export NCCL_IB_TIMOUT=22\necho timeout: $NCCL_IB_TIMOUT\ntorchrun t.py\n", True),
+        ("export NCCL_IB_TIMOUT=22\nmpirun -x NCCL_IB_TIMOUT=$NCCL_IB_TIMOUT t\n", True),
+        ("export NCCL_TOPO_FILEE=/etc/t.xml\ntorchrun t.py\n", True),
+    ],
+)
+def test_a_name_that_a_script_uses_as_its_own_is_no_slip(text: str, told: bool) -> None:
+    found = {finding.rule for finding in lint(LintedSettings(parse(text, "shell")), NOWHERE)}
+    assert ("unknown-name" in found) is told
+
+
+def test_a_name_of_a_later_torch_that_a_script_uses_itself() -> None:
+    text = "export NCCL_HOME=/opt/nccl\nexport LD_LIBRARY_PATH=$NCCL_HOME/lib\n"
+    assert lint(LintedSettings(parse(text, "shell")), Circumstances(torch="2.13.0")) == []
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "YOUR_INDEX", "your-index", "YourIndex", "<GID_INDEX>", "TODO", "XXX", "change_me",
+        "REPLACE_ME", "REPLACE_WITH_INDEX", "GID_INDEX_HERE", "[gid index]", "...",
+    ],
+)  # fmt: skip
+def test_what_is_still_to_be_filled_in_is_no_wrong_value(mark: str) -> None:
+    for kind in ("shell", "dotenv"):
+        text = f"export NCCL_IB_GID_INDEX='{mark}'\n"
+        assert lint(LintedSettings(parse(text, kind)), NOWHERE) == []
+
+
+@pytest.mark.parametrize("value", ["yours", "none", "XX1", "INDEX"])
+def test_a_word_that_is_no_mark_is_a_wrong_value(value: str) -> None:
+    text = f"export NCCL_IB_GID_INDEX={value}\n"
+    (finding,) = lint(LintedSettings(parse(text, "shell")), NOWHERE)
+    assert finding.rule == "bad-value"
+
+
 def test_unread_removed_and_deprecated_names() -> None:
     assert found(NCCL_TIMEOUT="1800")["unread"].level == "warning"
     assert found(NCCL_TREE_THRESHOLD="0")["unread"].level == "warning"

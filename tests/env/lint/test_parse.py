@@ -61,6 +61,9 @@ def shell(text: str) -> dict[str, str | None]:
         ("export A=it\\'s", {"A": "it's"}),
         ("python train.py --lr=0.1 model.size=7", {}),
         ("export A=1|cat", {"A": "1"}),
+        ("docker run -e A=1 <your image>\nexport B=2", {"A": "1", "B": "2"}),
+        ("submit <spec.yml> \\\n  --env NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        ("A=1 sort <in.txt >out.txt", {"A": "1"}),
         ("echo 'unclosed", {}),
         ("bash -c '\nexport A=1\nexport B=2'", {"A": "1", "B": "2"}),
     ],
@@ -76,16 +79,35 @@ def test_an_assignment_that_is_not_exported_is_distinguished() -> None:
 @pytest.mark.parametrize(
     ("text", "expanded"),
     [
-        ("export A=1\necho $A", True),
+        ("export A=1\nrun --size $A", True),
+        ("export A=1\necho $A > file", True),
+        ("export A=1\necho $A | run", True),
+        ("export A=1\nrun $(echo $A)", True),
         ("export A=1\nrun ${A:+--x}", True),
         ("export A=${A:-1}", False),
         ('export A="${A:-1}"', False),
         ("export A=1", False),
+        ("export A=1\necho $A", False),
+        ("export A=1\nmpirun -x A=$A run", False),
     ],
 )
 def test_what_a_script_makes_use_of_itself(text: str, expanded: bool) -> None:
+    assert {setting.expanded for setting in parse(text, "shell")} == {expanded}
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("export A=1\necho $A", True),
+        ('export A=1\necho "a: $A" >&2; run', True),
+        ("export A=1\necho $A && run $A", False),
+        ("export A=1\nrun --size $A", False),
+        ("export A=1", False),
+    ],
+)
+def test_what_a_script_only_prints(text: str, printed: bool) -> None:
     (setting,) = parse(text, "shell")
-    assert setting.expanded is expanded
+    assert setting.printed is printed
 
 
 def test_lines_are_those_of_the_variable_itself() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclops.durations import parse_duration
-from ncclops.env.catalogue import catalogue
+from ncclops.env.catalogue import catalogue, names_of_today
 from ncclops.env.lint import (
     Circumstances,
     Host,
@@ -68,3 +68,28 @@ def test_two_values_in_two_branches_fire_nothing() -> None:
     same = LintedSettings([Setting("NCCL_NET", "IB", 1), branches[0], branches[0]])
     (finding,) = check_rules(same, Circumstances())
     assert (finding.rule, finding.line) == ("net-ib-disabled", 2)
+
+
+def test_a_variable_under_its_old_name_counts_as_the_one_of_today() -> None:
+    where = Circumstances(torch="2.7.1")
+    settings = of_environment({"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"})
+    (finding,) = check_rules(settings, where)
+    assert finding.rule == "blocking-wait-overrides-async"
+    assert finding.names == ("NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+
+
+def test_an_old_name_is_not_taken_where_the_one_of_today_is_set() -> None:
+    values = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    found = {f.rule for f in check_rules(of_environment(values), Circumstances(torch="2.13.0"))}
+    assert found == {"two-blocking-wait-names"}
+
+
+def test_what_is_said_of_an_old_name_names_it() -> None:
+    settings = of_environment({"NCCL_BLOCKING_WAIT": "1"})
+    (finding,) = check_rules(settings, Circumstances(torch="2.13.0"))
+    assert finding.remedy == "unset NCCL_BLOCKING_WAIT"
+
+
+def test_old_names_are_those_that_take_the_same_values() -> None:
+    assert names_of_today()["NCCL_BLOCKING_WAIT"] == "TORCH_NCCL_BLOCKING_WAIT"
+    assert "NCCL_MIN_NCHANNELS" not in names_of_today()

@@ -40,6 +40,7 @@ _BLANKS = re.compile(r"[\w:.-]+(?: +[\w:.-]+)+")
 _OF_SCRIPTS = ("build", "nccl-tests")
 # Where something lies, or what is to be built: a script's own, or a build's.
 _PLACES = re.compile(r".*_(?:HOME|ROOT|DIR|PREFIX|INCLUDE|LIB|REPO|BRANCH|COMMIT|TAG|URL|IMAGE)")
+_PATH = re.compile(r"(?:~|\.{1,2})?/")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
@@ -91,11 +92,11 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     if not setting.exported or setting.expanded:  # what a script expands itself is its own
         return
     near = nearest_names(name) if is_covered(name) else _misspelt_prefix(name)
-    is_place = _PLACES.fullmatch(name) is not None
+    is_place = _PLACES.fullmatch(name) is not None or _PATH.match(setting.value or "") is not None
     if is_place:
         near = tuple(other for other in near if _is_slip_of(name, other))
     # plugins, and AMD's fork, read names that the catalogue does not have
-    of_others = is_of_plugin(name) or is_place or "rocm" in where.uses
+    of_others = is_of_plugin(name) or is_place or setting.printed or "rocm" in where.uses
     if not near and (not is_covered(name) or of_others):
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
@@ -144,7 +145,8 @@ def _is_slip_of(name: str, meant: str) -> bool:
 
 def _not_exported(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
     known_outside = variable.component in _OF_SCRIPTS
-    if is_covered(setting.name) and not known_outside and not setting.expanded:
+    of_its_own = setting.expanded or setting.printed
+    if is_covered(setting.name) and not known_outside and not of_its_own:
         yield LintFinding(
             "not-exported",
             "note",
@@ -209,7 +211,7 @@ def _reader(setting: Setting, variable: Variable, where: Circumstances) -> Itera
             return  # both names are in use; the rules on pairs say when one is not enough
         message = f"{setting.name} is deprecated{since}"
         yield _about_reader("deprecated", "note", setting, variable, message, instead)
-    elif variable.read_in(torch=where.torch, nccl=where.nccl) is False:
+    elif variable.read_in(torch=where.torch, nccl=where.nccl) is False and not setting.expanded:
         installed = (
             f"NCCL {where.nccl}" if variable.component in LIBNCCL else f"torch {where.torch}"
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from ncclops.env.catalogue import MISSPELT_PREFIXES, catalogue, is_covered
+from ncclops.env.catalogue import MISSPELT_PREFIXES, catalogue, is_covered, names_of_today
 from ncclops.env.lint.model import LintedSettings, LintFinding, Setting
 
 # What is kept of one file: more environments, or bundles of options, than any real file has.
@@ -31,7 +31,7 @@ def watched() -> frozenset[str]:
         for name, condition in rule.conditions.items():
             share = condition.get("above_share_of", {"variable": name})
             names |= {name, share["variable"], condition.get("differs_from", name)}
-    return frozenset(names)
+    return frozenset(names | {old for old, today in names_of_today().items() if today in names})
 
 
 def _nowhere(_text: str, _name: str, _line: int) -> None:

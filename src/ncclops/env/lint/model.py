@@ -25,7 +25,8 @@ class Setting:
     """One assignment. ``value`` None means that it is known only when the program runs.
 
     ``line`` is 1-based, 0 where there are no lines. ``exported`` is False for a shell variable
-    that never reaches a program, ``expanded`` True for one that the script itself makes use of.
+    that never reaches a program, ``expanded`` True for one that the script itself makes use of,
+    ``printed`` for one of which it does no more than print it.
     ``certain`` is False where it cannot be known whether the assignment is made at all.
     """
 
@@ -34,6 +35,7 @@ class Setting:
     line: int = 0
     exported: bool = True
     expanded: bool = False
+    printed: bool = False
     certain: bool = True
 
 

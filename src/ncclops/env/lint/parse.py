@@ -83,12 +83,13 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
 
     found = Found(embedded=embedded)
     _read_into(found, text, kind, path, 1)
-    expanded = _expanded(text)
+    expanded, printed = _expanded(text)
     settings = dict.fromkeys(
         replace(
             setting,
             exported=setting.exported or setting.name in found.exported,
             expanded=setting.name in expanded,
+            printed=setting.name in printed,
         )
         for number, setting in enumerate(found.settings)
         if number >= found.unset.get(setting.name, 0)
@@ -186,10 +187,21 @@ def _sections(text: str) -> Iterator[tuple[str, int]]:
             body.append(line)
 
 
-def _expanded(text: str) -> set[str]:
-    """The names that ``text`` itself makes use of."""
-    shell = re.sub(rf"\b({NAME})=[\"']?\$\{{\1:?[-=]", "", text)
-    names = set(re.findall(rf"\$[{{(]?({NAME})", shell))
-    asked = rf"(?:getenv\(|environ\.get\()\s*[\"']({NAME})[\"']"
-    looked_up = rf"environ\[\s*[\"']({NAME})[\"']\s*\](?!\s*=[^=])"
-    return names | set(re.findall(asked, text)) | set(re.findall(looked_up, text))
+# A variable that is given its own value: with a default, or handed on to a program.
+_HANDED_ON = re.compile(rf"\b({NAME})=[\"']?\$(?:\{{\1:?[-=]|\{{\1\}}|\1\b)")
+# What only prints, and into no file and no other program.
+_PRINTS = re.compile(r"\b(?:echo|printf|print)\b[^\n;|&>)`]{0,500}+(?=[\n;]|&&|>\s?&|\Z)")
+_MADE_USE_OF = re.compile(
+    rf"\$[{{(]?({NAME})|(?:getenv\(|environ\.get\()\s*[\"']({NAME})[\"']"
+    rf"|environ\[\s*[\"']({NAME})[\"']\s*\](?!\s*=[^=])"
+)
+
+
+def _expanded(text: str) -> tuple[set[str], set[str]]:
+    """The names that ``text`` itself makes use of, and those that it only prints."""
+    text = _HANDED_ON.sub("", text)
+    used, mentioned = (
+        {next(filter(None, found)) for found in _MADE_USE_OF.findall(part)}
+        for part in (_PRINTS.sub("", text), text)
+    )
+    return used, mentioned - used

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from ncclops.durations import parse_duration
+from ncclops.env.catalogue import names_of_today
 from ncclops.env.lint.model import (
     TORCH_GROUP_TIMEOUT,
     Circumstances,
@@ -68,8 +69,30 @@ def rules() -> tuple[LintRule, ...]:
 
 
 def check_rules(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
-    """What the rules find in one environment."""
-    return [_finding(rule, settings, where) for rule in rules() if _holds(rule, settings, where)]
+    """What the rules find in one environment.
+
+    A setting under an old name counts under its name of today, unless that is set as well; what is
+    found is said of the name that stands there.
+    """
+    old = {
+        today: name
+        for name, today in names_of_today().items()
+        if name in settings and today not in settings
+    }
+    taken = _under_names_of_today(settings, set(old.values())) if old else settings
+    return [_finding(rule, taken, where, old) for rule in rules() if _holds(rule, taken, where)]
+
+
+def _under_names_of_today(settings: LintedSettings, old: set[str]) -> LintedSettings:
+    return LintedSettings(
+        (
+            replace(setting, name=names_of_today()[setting.name])
+            if setting.name in old
+            else setting
+            for setting in settings.all
+        ),
+        open_end=settings.open_end,
+    )
 
 
 def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
@@ -85,7 +108,9 @@ def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFin
     return [finding for finding in here if finding.line or finding in everywhere]
 
 
-def _finding(rule: LintRule, settings: LintedSettings, where: Circumstances) -> LintFinding:
+def _finding(
+    rule: LintRule, settings: LintedSettings, where: Circumstances, old: Mapping[str, str]
+) -> LintFinding:
     names = tuple(rule.conditions)
     shown = {name: settings.value(name) or "unset" for name in names}
     message = re.sub(r"\{([A-Z0-9_]+)\}", lambda match: shown.get(match[1], match[0]), rule.say)
@@ -93,7 +118,14 @@ def _finding(rule: LintRule, settings: LintedSettings, where: Circumstances) -> 
     versions = {"torch" if key == "engine" else key for key in rule.when}
     doubt = settings.open_end or not versions.isdisjoint(where.assumed)
     level: Level = "warning" if doubt and rule.level == "error" else rule.level
-    return LintFinding(rule.id, level, names, message, rule.fix, rule.source, line)
+    written = tuple(old.get(name, name) for name in names)
+    message, remedy = (_as_written(text, old) for text in (message, rule.fix))
+    return LintFinding(rule.id, level, written, message, remedy, rule.source, line)
+
+
+def _as_written(text: str, old: Mapping[str, str]) -> str:
+    """``text`` with the old names in it that stand in the file."""
+    return re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda match: old.get(match[0], match[0]), text)
 
 
 def _holds(rule: LintRule, settings: LintedSettings, where: Circumstances) -> bool:

@@ -19,11 +19,17 @@ _TEMPLATE = re.compile(
     r"\{\{|\{%|<%|\$\(|\$\{|\$\w|`|^<[^<>]*>$|\{[A-Za-z_][\w.]*\}|%\(\w+\)s|%[sd]\b|@\w+@|^\.\.\.$"
     r"|__[A-Za-z]\w*__|%[A-Z][A-Z0-9_]*%|\[\["
 )
+# Words that stand where the reader of a file is to write something.
+_TO_FILL_IN = re.compile(
+    r"(?<![A-Za-z0-9])(?:YOUR|Your|your)(?:[_-]?[A-Z]\w*|[_-]\w+)"
+    r"|^(?:X{2,9}|x{3,9}|TODO|TBD|FIXME|[Cc]hange[_-]?[Mm]e|CHANGE[_-]?ME|REPLACE[_-]?ME)$"
+    r"|^(?:INSERT|REPLACE|ENTER|FILL|SET)_\w+$|_HERE$|^\[[A-Za-z][\w -]*\]$"
+)
 
 
 def is_open(value: str) -> bool:
     """Whether ``value`` is filled in later: a template, a reference, ``<your-interface>``."""
-    return _TEMPLATE.search(value) is not None
+    return _TEMPLATE.search(value) is not None or _TO_FILL_IN.search(value) is not None
 
 
 def without_comment(text: str) -> str:
@@ -76,6 +82,8 @@ _BLANK = re.compile(r"(?:[ \t\r]|\\\n)+")
 _PLAIN = re.compile(r"[^\s;&|'\"\\$`<>(){#]+")
 _GATHERS = re.compile(r"\$\(\s*+(?=cat\s*+<<-?[^<])")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .:/-]{0,60}>")
+# One that stands alone: no file is read and none written where only options or nothing follow.
+_PLACEHOLDER_ALONE = re.compile(rf"{_PLACEHOLDER.pattern}(?=[ \t]*(?:\\?\n|\Z)|[ \t]+-)")
 _SPECIAL = re.compile(r"['\"(){}\\]|\$[({]")
 
 
@@ -111,6 +119,9 @@ class _Lexer:
                 end = text.find("\n", self.position)
                 self._advance(len(text) if end < 0 else end)
                 continue
+            if self._placeholder_alone():
+                yield self._word()
+                continue
             operator = _OPERATOR.match(text, self.position)
             if operator and not operator[0][0].isdigit():
                 if operator[0] in ("<", ">") and text.startswith("(", operator.end()):
@@ -122,6 +133,11 @@ class _Lexer:
                 yield self._operator(operator[0])
                 continue
             yield self._word()
+
+    def _placeholder_alone(self) -> bool:
+        """Whether ``<name>`` stands here for what a reader is to write, as a word of its own."""
+        at = self.position
+        return self.text[at] == "<" and _PLACEHOLDER_ALONE.match(self.text, at) is not None
 
     def _advance(self, end: int) -> None:
         self.line += self.text.count("\n", self.position, end)
@@ -171,7 +187,7 @@ class _Lexer:
             bracket = character == "(" and pieces and pieces[-1][-1:] not in ("@", "!", "?", "*")
             if character in " \t\r\n;&|)" or bracket:
                 break
-            if character in "<>(" and self.position > start:
+            if character in "<>(" and (self.position > start or self._placeholder_alone()):
                 placeholder = _PLACEHOLDER.match(text, self.position) if character == "<" else None
                 if placeholder is None:
                     break
