@@ -67,6 +67,17 @@ def test_one_that_does_not_confirm_in_time_is_passed_over() -> None:
     assert monitor.next.got == [DIED]
 
 
+def test_a_suspicion_that_was_withdrawn_is_passed_on_no_more() -> None:
+    monitor = Monitor()
+    monitor.deliver()
+    for rank in (1, 2):
+        suspicion = {"op": "report", "id": f"s{rank}", "rank": rank, "patience_s": 5.0}
+        monitor.reports.deliver(suspicion, None, 0.0)
+    monitor.reports.withdraw(1)
+    monitor.reports.retry(CONFIRM_WITHIN_S)
+    assert [each["id"] for each in monitor.next.got] == ["r1", "s2"]
+
+
 def test_one_that_is_dead_is_passed_over_at_once() -> None:
     monitor = Monitor(main=False)
     monitor.deliver()

@@ -387,6 +387,7 @@ class Monitor:
         self._reports.deliver(self._stamped(message), None, time.monotonic())
 
     def _on_withdraw(self, rank: int) -> None:
+        self._reports.withdraw(rank)
         self._send_to_main({"op": "withdraw", "rank": rank})
 
     def _report(

@@ -103,6 +103,12 @@ class Reports:
             else:
                 self._forward(report, now)
 
+    def withdraw(self, rank: int) -> None:
+        """Pass on no suspicion of ``rank`` any more: it has been heard again."""
+        for id_, report in list(self._waiting.items()):
+            if "patience_s" in report.message and report.message["rank"] == rank:
+                del self._waiting[id_]
+
     def confirm(self, confirmation: Message) -> None:
         """A main process has recorded a report."""
         report = self._waiting.pop(confirmation["id"], None)
