@@ -120,6 +120,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("job", [4], indirect=True)
+@pytest.mark.extended
 def test_a_job_on_four_hosts_goes_on_without_the_host_of_rank_0(job: Job) -> None:
     """Its link is cut, as by a pulled cable, at a moment that chance picks."""
     seed = int.from_bytes(os.urandom(2))

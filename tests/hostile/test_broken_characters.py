@@ -22,7 +22,9 @@ with receipt.phase("reading {NAME}"):
 """
 
 
-@pytest.mark.parametrize("restart", ["in-process", "process"])
+@pytest.mark.parametrize(
+    "restart", ["in-process", pytest.param("process", marks=pytest.mark.extended)]
+)
 @pytest.mark.parametrize(
     "end", [f'raise RuntimeError("cannot read {NAME}")', f'import sys; sys.exit("bad {NAME}")']
 )

@@ -26,7 +26,9 @@ def receipts(run: Path, rank: int, kind: str) -> list[dict[str, Any]]:
     return [record for line in lines if (record := json.loads(line))["kind"] == kind]
 
 
-@pytest.mark.parametrize("trainer", ["accelerate", *CALLBACKS])
+@pytest.mark.parametrize(
+    "trainer", ["accelerate", "hugging_face", pytest.param("lightning", marks=pytest.mark.extended)]
+)
 def test_a_fault_costs_the_steps_since_the_checkpoint(
     trainer: str, ncclops: Callable[..., CompletedText], only_run: Callable[[], Run]
 ) -> None:
@@ -50,7 +52,9 @@ def test_a_fault_costs_the_steps_since_the_checkpoint(
         assert [r["how"] for r in receipts(run.path, rank, "end")] == ["completed"]
 
 
-@pytest.mark.parametrize("trainer", CALLBACKS)
+@pytest.mark.parametrize(
+    "trainer", [pytest.param("hugging_face", marks=pytest.mark.extended), "lightning"]
+)
 def test_a_stop_saves_and_ends_after_one_step(
     trainer: str,
     background: Callable[..., Background],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.conftest import LIMIT_S, CompletedText, free_port
 from tests.launch.conftest import Background
@@ -138,6 +139,7 @@ def test_an_agent_that_was_stopped_takes_no_node_for_lost(
         assert "is lost" not in output.read_text()
 
 
+@pytest.mark.extended
 def test_the_end_of_a_node_whose_agent_does_not_answer_is_not_waited_for(
     background: Start, tmp_path: Path
 ) -> None:

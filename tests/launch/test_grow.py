@@ -100,6 +100,7 @@ def test_a_job_that_loses_ranks_ends_whole(
     assert "[rank0]: done 0 of 3" in shown
 
 
+@pytest.mark.extended
 def test_a_rank_that_ends_again_and_again_is_left_out_in_the_end(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -126,6 +126,7 @@ def test_a_node_s_only_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(
     assert here.stdout(0).endswith("ended 1\n")
 
 
+@pytest.mark.extended
 def test_without_restart_in_place_a_hang_ends_the_attempt_on_all_nodes(train: Train) -> None:
     here, there = train(SLEEPS, restart="process")
     for run in (here, there):
@@ -144,6 +145,7 @@ def test_without_restart_in_place_a_hang_ends_the_attempt_on_all_nodes(train: Tr
         pytest.param(POLLS, 6, id="a declared checkpoint on another node"),
     ],
 )
+@pytest.mark.extended
 def test_what_only_takes_long_is_left_alone(train: Train, fault: str, at: int) -> None:
     for run in train(fault, at=at):
         assert run.named("hang") == []

@@ -501,6 +501,7 @@ def test_two_nodes_by_torchruns_static_options(
     assert "sum 10.0 1 32 1" in Run(tmp_path / "node-1").stdout(3)
 
 
+@pytest.mark.extended
 def test_runs_of_the_same_second_do_not_collide(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:

@@ -224,6 +224,7 @@ def test_another_failure_is_retried_as_the_lane_says(job: Job, kind: Kind, lane:
 
 
 @one_kind
+@pytest.mark.extended
 def test_what_no_new_start_changes_is_started_once(job: Job, kind: Kind) -> None:
     done = job.launch(kind, "usage")
     assert done.returncode == 1
@@ -283,6 +284,7 @@ def test_over_two_nodes_a_known_start_up_error_is_retried_lazily(
         assert rows(run, rank) == [FIRST, LAZY]
 
 
+@pytest.mark.extended
 def test_over_two_nodes_what_no_new_start_changes_is_told_alike(
     two_nodes: Callable[..., list[Run]],
 ) -> None:

@@ -128,6 +128,7 @@ def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
     assert [rank["phase"] for rank in ended["ranks"]] == ["ended"] * 4
 
 
+@pytest.mark.extended
 def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -60,6 +60,7 @@ def is_rank_1(run: Run, stderr: str, cause: str) -> None:
 
 
 @lanes("nccl", extended=("gloo",))
+@pytest.mark.extended
 def test_the_others_wait_for_it_at_the_end_of_their_backward_pass(
     ncclops: Ncclops, script: Script, lane: Lane, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_thread_that_cannot_be_ended_does_not_keep_the_process(
     assert "threads of an interrupted run are left: prefetcher" in run.stderr(0)
 
 
-@pytest.mark.parametrize("train_in", ["main", "thread"])
+@pytest.mark.parametrize("train_in", [pytest.param("main", marks=pytest.mark.extended), "thread"])
 def test_steps_count_as_progress_wherever_they_are_made(
     train_in: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
