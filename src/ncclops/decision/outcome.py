@@ -27,4 +27,6 @@ class StopRequest:
 
 def describe_ending(ending: WorkerEnding | FirstFailure) -> str:
     """How a worker ended, in words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
-    return wording.describe_exit(ending.exit_code, ending.signal)
+    failed = isinstance(ending, FirstFailure) or ending.script_failed
+    describe = wording.describe_failure if failed else wording.describe_exit
+    return describe(ending.exit_code, ending.signal)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ncclops.classify.model import EXITS
-from ncclops.classify.wording import describe_exit, signal_hint
+from ncclops.classify.wording import describe_failure, signal_hint
 from ncclops.diagnose import advice, escalated, own_code
 from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
@@ -312,7 +312,7 @@ def _of_failure(failure: FirstFailure, paths: RunPaths, attempt: int) -> Story:
     error = read_error(paths.rank(failure.rank).error(attempt))
     code = own_code.of_traceback((error and error.traceback) or "\n".join(failure.tail))
     host = f" on {failure.host}" if failure.host else ""
-    what = f"rank {failure.rank}{host} {describe_exit(failure.exit_code, failure.signal)}"
+    what = f"rank {failure.rank}{host} {describe_failure(failure.exit_code, failure.signal)}"
     if failure.message:
         what += f": {failure.message}"
     elif hint := signal_hint(failure.signal):

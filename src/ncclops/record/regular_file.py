@@ -107,7 +107,7 @@ def write_named(path: Path, content: bytes) -> None:
         if error.errno != errno.ENXIO or not path.is_fifo():
             raise
         raise OSError(errno.ENXIO, "it is a pipe that nobody reads", str(path)) from error
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         os.set_blocking(fd, True)
         file.write(content)
 
