@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ncclops.process_ends import describe_exit, exit_status, signal_name
+from ncclops.process_ends import describe_exit, describe_failure, exit_status, signal_name
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,6 @@ def test_an_end_in_words() -> None:
     assert describe_exit(None, "SIGKILL") == "was killed by SIGKILL"
     assert describe_exit(3, None) == "exited with code 3"
     assert describe_exit(None, None) == "did not end"
+    assert describe_failure(0, None) == "exited with code 0 before its script had ended well"
+    assert describe_failure(1, None) == "exited with code 1"
     assert (exit_status(3, None), exit_status(None, "SIGBUS")) == ("exit code 3", "SIGBUS")

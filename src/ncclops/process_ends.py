@@ -20,6 +20,12 @@ def describe_exit(code: int | None, signal: str | None) -> str:
     return "did not end" if code is None else f"exited with code {code}"
 
 
+def describe_failure(code: int | None, signal: str | None) -> str:
+    """The same of a worker that has failed, however it ended."""
+    before = " before its script had ended well" if code == 0 else ""
+    return describe_exit(code, signal) + before
+
+
 def exit_status(code: int | None, signal: str | None) -> str:
     """Such as ``exit code 1`` or ``SIGKILL``."""
     return f"exit code {code}" if signal is None else signal

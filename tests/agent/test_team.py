@@ -14,8 +14,9 @@ import pytest
 from ncclops.agent.team import Team
 from ncclops.agent.worker_messages import take_over
 from ncclops.agent.workers import Exit, Worker
+from ncclops.decision.outcome import describe_ending
 from ncclops.decision.retrying import Escalated
-from ncclops.record.events import FinishedEvent, RestartEvent
+from ncclops.record.events import FinishedEvent, RestartEvent, ScriptFailedEvent
 from ncclops.record.run_directory import RunDirectory
 
 GOOD, BAD, KILLED = Exit(0, None), Exit(1, None), Exit(None, "SIGKILL")
@@ -147,6 +148,28 @@ def test_the_death_of_a_process_whose_script_had_ended_well_is_no_failure(made: 
     assert made.team.failed_exits() == {}
     assert [ending.rank for ending in made.team.endings() if ending.ok] == [1, 0]
     assert made.end(rank2=BAD).failed_exits() == {2: BAD}, "its exit code is its own word"
+
+
+def test_an_exit_with_0_after_the_script_has_failed_is_a_failure(made: Made) -> None:
+    """As where a callback at exit calls ``os._exit(0)``, of which Python knows no more."""
+    made.team.script_failures = {1: ScriptFailedEvent(), 2: ScriptFailedEvent()}
+    made.team.finished = {2}  # in another start of it
+    assert blamed(made.end(rank0=GOOD, rank2=GOOD)) is None
+    assert blamed(made.end(rank1=GOOD)) == 1
+    assert [ending.rank for ending in made.team.endings() if ending.ok] == [0, 2]
+    assert [describe_ending(ending) for ending in made.team.endings()[1:3]] == [
+        "exited with code 0",
+        "exited with code 0 before its script had ended well",
+    ]
+
+
+@in_place
+def test_a_script_that_has_failed_and_started_again_may_exit_with_0(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    made.team.script_failures = {1: ScriptFailedEvent()}
+    assert blamed(made.end(rank1=GOOD)) is None
+    made.team.escalation = Escalated(to="process", reason="three times the same", failure=None)
+    assert blamed(made.team) == 1
 
 
 def test_endings_are_in_their_order_and_then_come_those_that_run(made: Made) -> None:

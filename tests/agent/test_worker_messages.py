@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclops.agent.team import Team
-from ncclops.agent.worker_messages import take_over
+from ncclops.agent.worker_messages import forced_exit_line, take_over
 from ncclops.decision.retrying import Escalated
 from ncclops.record import events
 from ncclops.record.run_directory import RunDirectory
@@ -133,6 +133,17 @@ def test_why_ranks_were_ended_is_known_of_all_restarts(run: RunDirectory, team: 
     for why in ({"3": "it hung"}, {"x": "y"}, {"1": "its abort hung"}):
         take_over(run, team, 0, events.RestartEvent(why_ended=why))
     assert team.why_ended == {1: "its abort hung", 3: "it hung"}
+
+
+def test_a_process_that_the_others_have_left_behind_is_said_to_be_what_it_is(
+    run: RunDirectory, team: Team
+) -> None:
+    exec_ed = "its process has become another program (exec)"
+    take_over(run, team, 0, events.FaultEvent(rank=1, cause=f"rank 1: {exec_ed}", kind="lost"))
+    take_over(run, team, 0, events.RestartEvent(ranks_lost=[1]))
+    assert exec_ed in forced_exit_line(team, 1, 30)
+    assert "its script has ended" in forced_exit_line(team, 2, 30)
+    assert team.explained == {1: exec_ed}
 
 
 def test_what_only_the_team_needs_and_what_a_script_may_write_is_not_recorded(

@@ -110,7 +110,7 @@ def test_a_document_of_the_first_version_is_written_again_as_it_was(name: str) -
     if document.get("first_failure"):
         document["first_failure"]["caused_by"] = None
     for worker in document.get("workers", []):
-        worker["finished"] = worker["left"] = False
+        worker["finished"] = worker["left"] = worker["script_failed"] = False
     assert json.dumps(again) == json.dumps(document | added)  # in the same order, too
 
 

@@ -63,6 +63,26 @@ SECRETS = [
     ("vault hvs.S3cretValue0123456789abcd", "S3cretValue"),
     ("POST https://hooks.slack.com/services/T01234567/B0123/S3cretValue", "S3cretValue"),
     ("POST https://discord.com/api/webhooks/123456789/S3cretValue", "S3cretValue"),
+    ("srun train.py --key S3cretValue --lr 3e-4", "S3cretValue"),
+    ("srun train.py --auth=S3cretValue", "S3cretValue"),
+    ("['train.py', '--key', '0123456789abcdef']", "0123456789abcdef"),
+    ("mysql -u root -pS3cretValue -h db runs", "S3cretValue"),
+    ("Command '['mysqldump', '-u', 'me', '-pS3cretValue']' returned 1", "S3cretValue"),
+    ("sshpass -p S3cretValue ssh -p 2222 node7", "S3cretValue"),
+    ("sshpass -pS3cretValue ssh node7", "S3cretValue"),
+    ("mongosh -u me -p S3cretValue --host db", "S3cretValue"),
+    ("redis-cli -h db -a S3cretValue ping", "S3cretValue"),
+    ("docker login -u me -p S3cretValue registry.local", "S3cretValue"),
+    ("Server=db;Uid=me;Pwd=hunter;Database=runs", "hunter"),
+    ("pwd=S3cretValue", "S3cretValue"),
+    ('"auths": {"registry.local": {"auth": "dXNlcjpTM2NyZXRWYWx1ZQ=="}}', "dXNlcjpTM2"),
+    ("//registry.npmjs.org/:_auth=bWU6cGFzc3dvcmQ=", "bWU6cGFzc3dvcmQ"),
+    ("GET /x?h=Authorization%3A%20Bearer%20S3cretValue", "S3cretValue"),
+    ("GET /x?h=Authorization%3A%20Basic%20dXNlcjpTM2NyZXQ%3D", "dXNlcjpTM2NyZXQ"),
+    ("Proxy-Authorization: Basic dXNlcjpTM2NyZXQ=", "dXNlcjpTM2NyZXQ"),
+    ("POST body=%7B%22password%22%3A%22S3cretValue%22%7D", "S3cretValue"),
+    ("<db><password>hunter2</password></db>", "hunter2"),
+    ('<ns:api-key type="x">S3cretValue</ns:api-key>', "S3cretValue"),
 ]
 HARMLESS = [
     "step 00005 loss 2.31 tok/s 812,000 tokens/s=12345.6",
@@ -85,6 +105,15 @@ HARMLESS = [
     "pass=forward bypass=layer3 first-pass=compiled",
     "all 12 tests pass: login nodes were not asked",
     '"\\"pad_token\\": \\"<|endoftext|>\\""',
+    "train.py --key-frames 3 --p 0.1 -p 0.25 --auth-mode none --auth oauth2 --key input_ids",
+    "train.py --key model.layers.0.weight --key layer_12 --auth none --pass 2 --auth basic",
+    "train.py --key certs/Server1.pem --key ~/.ssh/id_Rsa4096",
+    "docker run -p 8080:80 -p 9090:9090 image; ssh -p 2222 node7; mkdir -p out/run1",
+    "sshpass -e ssh -p 2222 node7",
+    "mysql -u root -p -h db -P 3306; mysqldump runs | ssh -p 2222 node7",
+    "cd x; PWD=/home/me1/train; pwd=~/runs7 export PWD",
+    '{"auth": "basic"} auth=none "auth": "GoogleDefaultCredentials" auth: oauth2',
+    "<token>the</token> <pad_token> </s> <step>12</step> <secret>",
 ]
 
 
@@ -139,6 +168,16 @@ def test_a_key_behind_its_option_goes_out_of_a_command_line() -> None:
     argv = ["train.py", "--wandb-key", key, "--secret_key", "S3cretValue", "--text-key", "text"]
     clean = Redactor().document(argv)
     assert clean == [*argv[:2], REDACTED, argv[3], REDACTED, *argv[5:]]
+
+
+def test_short_names_take_out_only_what_looks_like_a_key() -> None:
+    argv = ["train.py", "--key", "S3cretValue", "--auth", "none", "--key-frames", "3"]
+    assert Redactor().document(argv) == [*argv[:2], REDACTED, *argv[3:]]
+    docker = {"auths": {"registry.local": {"auth": "dXNlcjpwYXNz"}}, "auth": "none"}
+    assert Redactor().document(docker) == {
+        "auths": {"registry.local": {"auth": REDACTED}},
+        "auth": "none",
+    }
 
 
 def test_rows_of_a_plan_hide_what_their_variable_holds() -> None:
@@ -218,7 +257,27 @@ def test_every_rule_has_a_secret_here() -> None:
         *("://1", "proxy=", "proxy=a:", "password ", "login ", "login a ", "curl -u ", "curl "),
         *("token=\x1b[0m", "authorization ", "bearer  ", "wandb 0", "'--token',", 'token\\\\"'),
         *("-----BEGIN PRIVATE KEY", "?sig=", "hf_", "sk-", "xoxb-", "token=1", "token: ", "a@"),
-        *("cookie: a=", "cookie ", "a_pass=a", "pass="),
+        *(
+            "cookie: a=",
+            "cookie ",
+            "a_pass=a",
+            "pass=",
+            "=a;pwd=",
+            "=;pwd=/",
+            "auth=O",
+            "auth='aaaa",
+        ),
+        *(
+            "--key ",
+            "--key aA1/",
+            "--auth=A",
+            "<token>",
+            "<token>a</",
+            "<a_token ",
+            "mysql ",
+            "mysql -p ",
+        ),
+        *("sshpass -v ", "mongo -p", "docker login ", "%22token%22", "Authorization%3A%20"),
     ],
 )
 def test_the_time_grows_with_a_line_not_faster(piece: str) -> None:

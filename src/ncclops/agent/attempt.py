@@ -425,10 +425,8 @@ class RunningAttempt:
         for worker in self.team.running():
             if worker.rank in ranks:
                 self._run.add(ExitForcedEvent(rank=worker.rank, after_s=after_s))
-                self._context.say(
-                    f"rank {worker.rank}: its script has ended, and its process does not"
-                    f" within {after_s:g} s: SIGKILL"
-                )
+                line = worker_messages.forced_exit_line(self.team, worker.rank, after_s)
+                self._context.say(line)
                 worker.send(signal.SIGKILL)
 
     def _on_hung(self, verdict: HangVerdict) -> None:

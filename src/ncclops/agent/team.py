@@ -27,6 +27,7 @@ class Team:
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
     lost: set[int] = field(default_factory=set)  # the restarts went on without them
+    lost_for: dict[int, str] = field(default_factory=dict)  # each rank's last fault, in words
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     returning: set[int] = field(default_factory=set)  # their new processes have not entered yet
@@ -119,11 +120,13 @@ class Team:
 
     def has_failed(self, worker: Worker) -> bool:
         """Whether ``worker`` has ended otherwise than with 0, and not died after its script had
-        ended well: another exit code is its own word.
+        ended well: another exit code is its own word. And 0 is none after the script has failed.
         """
         ended = worker.exit
-        if ended is None or ended.ok:
+        if ended is None:
             return False
+        if ended.ok:
+            return self._script_failed(worker)
         return ended.signal is None or worker.rank not in self.finished
 
     def ends_all(self, worker: Worker) -> bool:
@@ -175,7 +178,16 @@ class Team:
             asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
             finished=worker.rank in self.finished,
             left=self._has_left(worker),
+            script_failed=self._script_failed(worker),
         )
+
+    def _script_failed(self, worker: Worker) -> bool:
+        """Whether ``worker`` exited 0 after its script had left with an error: a callback at exit,
+        or a hook for exceptions, has ended the process."""
+        if worker.exit is None or not worker.exit.ok or worker.rank not in self.script_failures:
+            return False
+        started_again = worker.rank in self.entered and not self.escalation
+        return not started_again and worker.rank not in self.finished
 
     def _has_left(self, worker: Worker) -> bool:
         """Whether ``worker`` exited 0 in the middle of its script, as by ``os._exit(0)``, and

@@ -99,6 +99,20 @@ def slow_exit_line(rank: int, event: SlowExitEvent) -> str:
     )
 
 
+def forced_exit_line(team: Team, rank: int, after_s: float) -> str:
+    """What the terminal shows of a process that is ended since all ranks have come to their end.
+
+    Where the others had gone on without it, its death is explained by that: SIGKILL is no news.
+    """
+    if rank in team.lost and (why := team.lost_for.get(rank)):
+        team.explained[rank] = why
+        left = f"the others have gone on without it ({shown(why)}) and ended"
+        return f"rank {rank}: {left}, and its process does not within {after_s:g} s: SIGKILL"
+    return (
+        f"rank {rank}: its script has ended, and its process does not within {after_s:g} s: SIGKILL"
+    )
+
+
 def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
     """Act on what the worker of ``rank`` has reported, which may be about another rank."""
     if isinstance(event, EscalationEvent) and (
@@ -128,6 +142,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.aborted.add(about)
         case FaultEvent():
             team.last_faulty = about
+            team.lost_for[about] = event.cause.removeprefix(f"rank {about}: ")
         case RestartEvent():
             team.lost = team.lost.union(event.ranks_lost).difference(event.ranks_returned)
             if team.last_faulty in event.ranks_returned:

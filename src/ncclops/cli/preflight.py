@@ -227,11 +227,12 @@ def preflight(
 def _write_page(path: Path, report: NodeReport, verdict: Verdict | None) -> None:
     from ncclops.preflight import hand_over
     from ncclops.record.preflight_record import PREFLIGHT
+    from ncclops.record.regular_file import write_named
     from ncclops.report.page import render_preflight
 
     page = render_preflight(PREFLIGHT.parse(hand_over.document([report], verdict), path))
     try:
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        write_named(path, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(
             f"--html {path}: {error.strerror}: name a file that can be written"

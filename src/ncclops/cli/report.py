@@ -19,6 +19,7 @@ def report(
 ) -> int:
     """Write one self-contained HTML page: timeline, restarts, step times of all ranks, receipt."""
     from ncclops.errors import UsageError
+    from ncclops.record.regular_file import write_named
     from ncclops.record.runs import find
     from ncclops.report.page import render
     from ncclops.report.records import read
@@ -28,7 +29,7 @@ def report(
         echo(page)
         return 0
     try:
-        output.write_text(page, encoding="utf-8", errors="backslashreplace")
+        write_named(output, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(
             f"cannot write {output} ({error.strerror}): name another file with -o"

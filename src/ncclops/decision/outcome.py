@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ncclops.process_ends import describe_exit
+from ncclops.process_ends import describe_exit, describe_failure
 from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
@@ -27,4 +27,6 @@ class StopRequest:
 
 def describe_ending(ending: WorkerEnding | FirstFailure) -> str:
     """How a worker ended, in words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
-    return describe_exit(ending.exit_code, ending.signal)
+    failed = isinstance(ending, FirstFailure) or ending.script_failed
+    describe = describe_failure if failed else describe_exit
+    return describe(ending.exit_code, ending.signal)

@@ -21,7 +21,7 @@ from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
 from ncclops.errors import NcclopsError
-from ncclops.process_ends import describe_exit
+from ncclops.process_ends import describe_failure
 from ncclops.rank_lists import ranks_named
 from ncclops.record import event_log
 from ncclops.record.error_file import read_error
@@ -313,7 +313,7 @@ def _of_failure(failure: FirstFailure, paths: RunPaths, attempt: int) -> Story:
     error = read_error(paths.rank(failure.rank).error(attempt))
     code = own_code.of_traceback((error and error.traceback) or "\n".join(failure.tail))
     host = f" on {failure.host}" if failure.host else ""
-    what = f"rank {failure.rank}{host} {describe_exit(failure.exit_code, failure.signal)}"
+    what = f"rank {failure.rank}{host} {describe_failure(failure.exit_code, failure.signal)}"
     if failure.message:
         what += f": {failure.message}"
     elif hint := signal_hint(failure.signal):

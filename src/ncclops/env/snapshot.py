@@ -24,6 +24,7 @@ from ncclops.record import documents
 from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
 from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE
 from ncclops.record.paths import RunPaths
+from ncclops.record.regular_file import write_named
 from ncclops.record.run_record import RUN
 from ncclops.redaction.marks import marks_of
 from ncclops.redaction.redactor import redact_variables
@@ -70,7 +71,7 @@ def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False)
     Raises ``OSError``. A rank's directory holds its own; ``load`` finds it there.
     """
     taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
-    path.write_bytes(ENVIRONMENT.encode(taken))
+    write_named(path, ENVIRONMENT.encode(taken))
     return taken
 
 

@@ -30,8 +30,7 @@ class NotADump(Unreadable):
 
 def decode(data: bytes) -> dict[str, Any]:
     """The dump in ``data``: a pickle or JSON text, plain or gzip. Raises :class:`Unreadable`."""
-    if data.startswith(_GZIP):
-        data = _gunzip(data)
+    data = unpacked(data)
     if len(data) > MOST_BYTES:
         raise Unreadable(f"larger than {MOST_BYTES >> 20} MiB, which no recorder writes")
     if not data.strip(b"\0 \t\r\n"):
@@ -40,6 +39,11 @@ def decode(data: bytes) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise NotADump("holds no dictionary, so it is no flight recorder's dump")
     return loaded
+
+
+def unpacked(data: bytes) -> bytes:
+    """``data`` without gzip around it, where there is some, and up to one byte too much."""
+    return _gunzip(data) if data.startswith(_GZIP) else data
 
 
 def _gunzip(data: bytes) -> bytes:

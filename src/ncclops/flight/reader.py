@@ -23,8 +23,7 @@ from pathlib import Path
 from ncclops.flight.model import RankRecord
 from ncclops.flight.reader_process import ANSWER
 
-# CPU time for one file. A dump of 2,000 entries takes some 15 ms, the largest that is accepted
-# seconds.
+# CPU time for one file, of which the reading process allows less to a small one.
 READ_LIMIT = timedelta(seconds=60)
 # By the clock: a file server may be slow, and a machine busy.
 _PATIENCE_S = 300.0
@@ -116,20 +115,19 @@ class _Child:
     def read(self, path: Path, rank: int | None, limit: timedelta) -> Result:
         stdin = self._process.stdin
         assert stdin is not None
-        seconds = int(limit.total_seconds())
-        request = {"path": str(path), "rank": rank, "cpu_s": seconds}
+        request = {"path": str(path), "rank": rank, "cpu_s": int(limit.total_seconds())}
         try:
             stdin.write(json.dumps(request).encode() + b"\n")
         except OSError:
             raise _Lost("could not be read: the reading process ended") from None
-        (size,) = ANSWER.unpack(self._receive(ANSWER.size, seconds))
+        (size,) = ANSWER.unpack(self._receive(ANSWER.size))
         # Our own process wrote this, whatever the dump held.
-        kind, value = pickle.loads(self._receive(size, seconds))
+        kind, value = pickle.loads(self._receive(size))
         if kind == "record":
             return Result(path, record=value)
         return Result(path, reason=value, is_other=kind == "other")
 
-    def _receive(self, size: int, cpu_s: int) -> bytes:
+    def _receive(self, size: int) -> bytes:
         stdout = self._process.stdout
         assert stdout is not None
         parts = []
@@ -138,7 +136,9 @@ class _Child:
                 raise _Lost(f"could not be read within {_PATIENCE_S:g} s")
             part = os.read(stdout.fileno(), min(size, 1 << 20))
             if not part and self._process.wait() == -signal.SIGXCPU:
-                raise _Lost(f"took more than {cpu_s} s of CPU to read: not as a recorder writes it")
+                raise _Lost(
+                    "takes more CPU to read than any dump of its size: not as a recorder writes it"
+                )
             if not part:
                 raise _Lost("brought down the process that read it: not as a recorder writes it")
             parts.append(part)

@@ -18,11 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ncclops.flight.decode import MOST_BYTES, NotADump, Unreadable
+from ncclops.flight.decode import MOST_BYTES, NotADump, Unreadable, unpacked
 from ncclops.flight.parse import parse
 
 # The largest file that is accepted becomes about ten times as large as Python objects.
 MOST_MEMORY_BYTES = 3 << 30
+# CPU time for a dump: a recorder's are read with 7 MiB/s and more. A pickle of a few bytes can need
+# any time, by values that hold themselves twice.
+_LEAST_S = 2
+_BYTES_A_SECOND = 1 << 20
 ANSWER = struct.Struct("!Q")
 
 
@@ -33,8 +37,7 @@ def main() -> None:
     gc.disable()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit_cpu(request["cpu_s"])
-        answer = pickle.dumps(_answer(Path(request["path"]), request["rank"]), protocol=5)
+        answer = pickle.dumps(_answer(**request), protocol=5)
         sys.stdout.buffer.write(ANSWER.pack(len(answer)) + answer)
         sys.stdout.buffer.flush()
 
@@ -55,9 +58,12 @@ def _limit_cpu(seconds: int) -> None:
     )
 
 
-def _answer(path: Path, rank: int | None) -> tuple[str, Any]:
+def _answer(path: str, rank: int | None, cpu_s: int) -> tuple[str, Any]:
+    _limit_cpu(cpu_s)
     try:
-        return "record", parse(_read(path), rank=rank, file=str(path))
+        data = unpacked(_read(Path(path)))
+        _limit_cpu(min(cpu_s, _LEAST_S + len(data) // _BYTES_A_SECOND))
+        return "record", parse(data, rank=rank, file=path)
     except NotADump as error:
         return "other", str(error)
     except Unreadable as error:

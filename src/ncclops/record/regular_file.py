@@ -94,6 +94,24 @@ def append_regular(path: Path) -> io.FileIO:
     return _checked(fd, path, "ab")
 
 
+def write_named(path: Path, content: bytes) -> None:
+    """``content`` into ``path``, which its user has named: a file, a device, a pipe with a reader.
+
+    Raises ``OSError``, also where nobody reads the pipe: opened in the usual way, it would wait
+    for a reader for ever.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO or not path.is_fifo():
+            raise
+        raise OSError(errno.ENXIO, "it is a pipe that nobody reads", str(path)) from error
+    with os.fdopen(fd, "wb") as file:
+        os.set_blocking(fd, True)
+        file.write(content)
+
+
 def advice(error: OSError) -> str:
     """What to do about a file that was handed over and is none, or too large; nothing else."""
     if error.errno == errno.EINVAL:

@@ -21,7 +21,8 @@ class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker ended in the last attempt. Both codes are None if it did not end at all.
 
     ``finished``: its script had ended well before, so that its death is no failure. ``left``: it
-    exited 0, and its script had not ended: the others went on without it.
+    exited 0, and its script had not ended: the others went on without it. ``script_failed``: it
+    exited 0, and its script had left with an error, as where a callback at exit ends the process.
     """
 
     rank: int
@@ -32,10 +33,11 @@ class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
     asked_to_stop: bool = False
     finished: bool = False
     left: bool = False
+    script_failed: bool = False
 
     @property
     def ok(self) -> bool:
-        exited_well = self.exit_code == 0 and not self.left
+        exited_well = self.exit_code == 0 and not (self.left or self.script_failed)
         return exited_well or (self.finished and self.signal is not None)
 
 
@@ -64,7 +66,8 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """The failure that ``ending`` is, with what the worker has left."""
         ended = msgspec.structs.asdict(ending)
-        del ended["finished"], ended["left"]  # they say no more: it has failed
+        for name in ("finished", "left", "script_failed"):  # they say no more: it has failed
+            del ended[name]
         return cls(message=message, tail=tail, log=log, host=host, **ended)
 
 

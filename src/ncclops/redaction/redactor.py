@@ -19,6 +19,8 @@ REDACTED = "<redacted>"
 _PEM_BODY = re.compile(r"^[\sA-Za-z0-9+/=:,-]*$")
 _PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 _NAMED, _VARIABLE = "named", "variable"
+# What a value is taken out by for the name in front of it: a field's, or an option's.
+_BY_NAME = (_NAMED, "basic", "short-option")
 # A field that can only be a variable, and fields that hold an environment.
 _VARIABLE_FIELD = re.compile(r"[A-Z][A-Z0-9_]*")
 _ENVIRONMENTS = frozenset({"variables", "environ", "environment", "env"})
@@ -44,17 +46,23 @@ class RedactionRule:
 @functools.cache
 def rules() -> tuple[RedactionRule, ...]:
     """The rules, in the order in which they are applied."""
-    text = resources.files(__package__).joinpath("rules.toml").read_text("utf-8")
+    data = tomllib.loads(resources.files(__package__).joinpath("rules.toml").read_text("utf-8"))
+
+    def whole(pattern: str) -> str:
+        for name, part in data["part"].items():
+            pattern = pattern.replace(f"{{{name}}}", part)
+        return pattern
+
     return tuple(
         RedactionRule(
             name=entry["name"],
             what=entry["what"],
-            pattern=re.compile(entry["pattern"], re.DOTALL | re.VERBOSE),
+            pattern=re.compile(whole(entry["pattern"]), re.DOTALL | re.VERBOSE),
             hints=tuple(entry["hint"]),
             multiline=entry.get("multiline", False),
-            names=re.compile(names, re.VERBOSE | re.IGNORECASE) if names else None,
+            names=re.compile(whole(names), re.VERBOSE | re.IGNORECASE) if names else None,
         )
-        for entry in tomllib.loads(text)["rule"]
+        for entry in data["rule"]
         for names in (entry.get("names"),)
     )
 
@@ -169,10 +177,11 @@ class Redactor:
     def _behind_name(self, name: str, value: str) -> str:
         """``value`` as it may be shown where it belongs to ``name``."""
         probe = f"{name}={value.split()[0] if value.split() else ''}"
-        found = _rule(_NAMED).pattern.search(probe)
-        if name and found and found.start("secret") == len(name) + 1:
-            self.taken[_NAMED] += 1
-            return REDACTED
+        for rule in _BY_NAME:
+            found = _rule(rule).pattern.search(probe)
+            if name and found and found.start("secret") == len(name) + 1:
+                self.taken[rule] += 1
+                return REDACTED
         return self.text(value)
 
     def _replace(self, rule: RedactionRule, match: re.Match[str]) -> str:
