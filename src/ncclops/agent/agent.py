@@ -55,7 +55,6 @@ from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest, describe_ending
 from ncclops.decision.retrying import NextAttempt
-from ncclops.diagnose.story import tell_attempt
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import advice, described
@@ -451,6 +450,8 @@ class _Agent:
         """What this node can tell of the failure; None where it cannot, by a mistake of ours."""
 
         def tell() -> Story | None:
+            from ncclops.diagnose.story import tell_attempt  # not loaded for nothing
+
             self._run.flush()
             return tell_attempt(
                 self._run.path,
