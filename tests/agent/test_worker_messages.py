@@ -161,3 +161,44 @@ def test_once_the_attempt_is_ending_ranks_that_leave_request_nothing(
     take_over(run, team, 1, events.EscalationEvent(to="stop", reason="the run is stopping"))
     assert team.escalation is None
     assert recorded(run) == []
+
+
+PLAIN = events.OwnWrapperEvent(wrapper="ncclops.restart")
+GROWING = events.OwnWrapperEvent(wrapper="ncclops.restart", grows=True)
+OTHER = events.OwnWrapperEvent(wrapper="nvidia_resiliency_ext.inprocess")
+
+
+@pytest.mark.parametrize(
+    ("reported", "asked", "grows", "why_not"),
+    [
+        pytest.param([], False, False, None, id="neither wants it"),
+        pytest.param([], True, True, None, id="launch is asked to"),
+        pytest.param([GROWING, GROWING], False, True, None, id="the script is enough"),
+        pytest.param([PLAIN, GROWING, PLAIN], False, True, None, id="one of its wrappers"),
+        pytest.param([PLAIN], False, False, "of ncclops.restart, has no", id="as it says itself"),
+        pytest.param([PLAIN], True, True, "of ncclops.restart, has no", id="launch cannot help"),
+        pytest.param([OTHER], True, True, "of nvidia_resiliency_ext", id="nor with the other one"),
+    ],
+)
+def test_a_script_that_wraps_itself_says_whether_lost_ranks_come_back(
+    run: RunDirectory,
+    team: Team,
+    reported: list[events.Event],
+    asked: bool,
+    grows: bool,
+    why_not: str | None,
+) -> None:
+    for rank, event in enumerate(reported):
+        take_over(run, team, rank, event)
+    assert team.grows(asked) is grows
+    told = team.wrapper_that_does_not_grow()
+    assert told is None if why_not is None else why_not in str(told)
+
+
+def test_a_process_that_comes_back_too_late_has_not_finished_the_script(
+    run: RunDirectory, team: Team
+) -> None:
+    team.returning.add(1)
+    for rank in range(2):
+        take_over(run, team, rank, events.ExitingEvent())
+    assert (team.leaving, team.finished) == ({0, 1}, {0})

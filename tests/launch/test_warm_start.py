@@ -34,6 +34,8 @@ json.dump({
     "leads a session": os.getsid(0) == os.getpid(),
     "parent": "ncclops" in Path(f"/proc/{os.getppid()}/cmdline").read_text(),
     "cmdline": (proc / "cmdline").read_text(),
+    "signals": [line for line in (proc / "status").read_text().splitlines()
+                if line.startswith(("SigBlk", "SigIgn", "SigCgt"))],
     "threads": sorted(thread.name for thread in threading.enumerate()),
     "streams": [Path(os.readlink(proc / "fd" / str(number))).name for number in range(3)],
     "files": len(list((proc / "fd").iterdir())),

@@ -92,32 +92,72 @@ def test_the_wrapper_it_is_compatible_with_is_noticed(
     assert recorded == (["nvidia_resiliency_ext.inprocess"] if seen == "wrapped" else [])
 
 
+# With 0 s, the new process comes when the others have returned, and they wait for its end.
 COMES_BACK = (
     IN_SCRIPT
     + """
-import signal
+import atexit, signal, sys, time
 from datetime import timedelta
+from pathlib import Path
 import torch.distributed as dist
 from ncclops import restart as inprocess
 
-@inprocess.Wrapper(grow_timeout=timedelta(seconds=3))
+def wait_for(name):
+    deadline = time.monotonic() + 60
+    while not Path(name).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+print("top", flush=True)
+seconds = float(sys.argv[1])
+late = "NCCLOPS_RETURNING" in os.environ and seconds == 0
+
+@inprocess.Wrapper(grow_timeout=timedelta(seconds=seconds))
 def train(call: inprocess.CallWrapper):
     dist.init_process_group(**lane)
+    print("train", call.iteration, "of", dist.get_world_size(), flush=True)
     if call.iteration == 0 and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
     dist.destroy_process_group()
 
+if late:
+    atexit.register(Path("left").touch)
+    wait_for("done")
 train()
+print("done", flush=True)
+if seconds == 0:
+    Path("done").touch()
+    wait_for("left")
 """
 )
 
 
-def test_a_process_that_comes_back_to_its_own_wrapper_too_late_ends_well(
+@lanes("gloo", extended=("nccl-eager",))
+def test_a_lost_rank_comes_back_to_its_own_wrapper(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
-    """Ours has ended, as the script wraps itself."""
-    options = ("--restart", "in-process:grow", "--nproc-per-node", "2")
-    done = ncclops("launch", *options, script(COMES_BACK))
+    """The script's `grow_timeout` alone asks for it; the others keep their processes."""
+    options = ("--restart", "in-process", "--nproc-per-node", "2")
+    done = ncclops("launch", *options, script(COMES_BACK), "60")
     assert done.returncode == 0, done.stderr
-    assert only_run().stderr(1) == ""
+    run = only_run()
+    assert run.stdout(0) == "top\ntop\ntrain 0 of 2\ntrain 1 of 2\ndone\n"
+    assert run.stdout(1) == "top\ntop\ntrain 0 of 2\ntop\ntrain 1 of 2\ndone\n"
+    (restart,) = run.named("restart")
+    assert (restart["ranks_lost"], restart["ranks_returned"]) == ([1], [1])
+    assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (1, [])
+    assert run.verdict["reason"] == "2 workers exited 0"
+
+
+def test_a_process_that_comes_back_to_its_own_wrapper_too_late_ends_well(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
+) -> None:
+    """Ours has ended, as the script wraps itself, and by now its own has, too."""
+    done = ncclops("launch", "--nproc-per-node", "2", script(COMES_BACK), "0")
+    assert done.returncode == 0, done.stderr
+    run = only_run()
+    assert run.stdout(0) == "top\ntop\ntrain 0 of 2\ntrain 1 of 1\ndone\n"
+    assert run.stdout(1) == "top\ntop\ntrain 0 of 2\ntop\n"
+    assert run.stderr(1) == ""
+    assert (tmp_path / "left").exists()
+    assert run.verdict["ranks_lost"] == [1]

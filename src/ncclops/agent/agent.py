@@ -36,6 +36,7 @@ from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LimitsChange
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
 from ncclops.agent.fork_server import ForkServers
+from ncclops.agent.fork_server_process import ForkServerProcess
 from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
@@ -54,7 +55,6 @@ from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest, describe_ending
 from ncclops.decision.retrying import NextAttempt
-from ncclops.diagnose.story import tell_attempt
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import advice, described
@@ -84,13 +84,19 @@ _WHEN_STOPPED_S = 5.0
 _NOTIFY_LIMIT_S = 15.0
 
 
-def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> int:
+def run_agent(
+    job: Job,
+    pulse: Pulse,
+    fork_server: ForkServerProcess | None = None,
+    coordinate: Coordinate | None = None,
+) -> int:
     """Run ``job`` to its end and return the exit code of `launch`.
 
-    ``pulse`` shows the supervisor that the event loop turns. ``coordinate`` makes the coordinator
-    with the agents of other nodes; None for a single node.
+    ``pulse`` shows the supervisor that the event loop turns; ``fork_server`` runs already, if there
+    is one. ``coordinate`` makes the coordinator with the agents of other nodes; None for a single
+    node.
     """
-    began, running = time.monotonic(), _run(job, pulse, coordinate)
+    began, running = time.monotonic(), _run(job, pulse, fork_server, coordinate)
     try:
         _require_descriptors()
         return asyncio.run(running)
@@ -111,8 +117,13 @@ def _require_descriptors() -> None:
         pass
 
 
-async def _run(job: Job, pulse: Pulse, coordinate: Coordinate | None) -> int:
-    agent = _Agent(job, coordinate)
+async def _run(
+    job: Job,
+    pulse: Pulse,
+    fork_server: ForkServerProcess | None,
+    coordinate: Coordinate | None,
+) -> int:
+    agent = _Agent(job, fork_server, coordinate)
     try:
         pulse.follow(asyncio.get_running_loop())
         return await agent.run()
@@ -123,7 +134,12 @@ async def _run(job: Job, pulse: Pulse, coordinate: Coordinate | None) -> int:
 class _Agent:
     """One run on this node. To be made in the event loop; :meth:`run` goes through the phases."""
 
-    def __init__(self, job: Job, coordinate: Coordinate | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        fork_server: ForkServerProcess | None,
+        coordinate: Coordinate | None,
+    ) -> None:
         self._job, self._run = job, job.run
         self._began, self._clock_offset = time.monotonic(), verdict_report.clock_offset()
         self._condition = Condition()
@@ -151,7 +167,7 @@ class _Agent:
             token_for_reads=job.control_token_for_reads,
             say=self._terminal.say,
         )
-        self._fork_servers = ForkServers(job, self._condition)
+        self._fork_servers = ForkServers(job, self._condition, fork_server)
         self._worker_events = WorkerEvents(events.decode, self._on_worker_event)
         self._receipts = WorkerEvents(receipt_records.decode, self._on_record)
         self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
@@ -173,7 +189,7 @@ class _Agent:
         self._worker_events.open()
         self._receipts.open()
         self._control.start()
-        self._fork_servers.begin(self._job.environ_of(0))
+        self._fork_servers.open()
         last, decision = await self._run_attempts()
         self._fork_servers.close()
         self._attached.close()
@@ -434,6 +450,8 @@ class _Agent:
         """What this node can tell of the failure; None where it cannot, by a mistake of ours."""
 
         def tell() -> Story | None:
+            from ncclops.diagnose.story import tell_attempt  # not loaded for nothing
+
             self._run.flush()
             return tell_attempt(
                 self._run.path,

@@ -64,7 +64,7 @@ from ncclops.record.events import (
     XidEvent,
 )
 from ncclops.record.stop_point import StopPage
-from ncclops.record.variables import AGENT_PID, ATTACHED, RETURNING, STARTED
+from ncclops.record.variables import AGENT_PID, ATTACHED, OWN_WRAPPER, RETURNING, STARTED
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _LEFTOVER_GRACE = timedelta(seconds=5)
@@ -145,7 +145,7 @@ class RunningAttempt:
         self._replacements = Replacements(
             self.team,
             context.stop,
-            enabled=self._job.grows,
+            enabled=lambda: self.team.grows(self._job.grows),
             refused=self._is_not_to_be_replaced,
             start=self._replace,
             lost=self._lose,
@@ -580,6 +580,8 @@ class RunningAttempt:
         for fault in self.gpu_faults:
             if fault.rank == rank:
                 return str(fault)
+        if (why := self.team.wrapper_that_does_not_grow()) is not None:
+            return why
         return "it has the terminal" if rank == self._job.attached else None
 
     async def _replace(self, rank: int) -> None:
@@ -588,6 +590,8 @@ class RunningAttempt:
         if (why := self._is_not_to_be_replaced(rank)) is not None:
             raise NcclopsError(why)
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
+        if self.team.own_wrapper is not None:
+            environ[OWN_WRAPPER] = "1"
         stop = self._context.stop
         with suppress(OSError):  # a full disk; what the process reports is not read then
             await self._context.follow([rank])

@@ -15,7 +15,6 @@ from ncclops.agent.job import Job
 from ncclops.classify import Report
 from ncclops.classify.model import Evidence
 from ncclops.decision.deciding import AttemptDecision
-from ncclops.diagnose.story import complete, tell
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
 from ncclops.exit_codes import DEFAULT, ExitCodes
@@ -57,6 +56,20 @@ def _first_failure(failure: FirstFailure | None, story: Story | None) -> FirstFa
     return msgspec.structs.replace(failure, caused_by=story.rank)
 
 
+def _complete(story: Story, ended: Ended) -> Story:
+    from ncclops.diagnose.story import complete  # not loaded for nothing
+
+    run, decision = ended.job.run, ended.decision
+    return complete(
+        story,
+        event_log.read(run.paths.events),
+        decision.gpu_faults,
+        node=run.node,
+        ended=decision.reason,
+        why=(decision.retry or {}).get("reason", ""),
+    )
+
+
 def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
     """The verdict, in ``verdict.json`` and ``events.jsonl``.
 
@@ -65,6 +78,8 @@ def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
     job, decision = ended.job, ended.decision
     classification, story = decision.classification, decision.story if with_story else None
     if with_story and decision.outcome == "failed" and story is None and classification is not None:
+        from ncclops.diagnose.story import tell  # not loaded for nothing
+
         story = tell(
             job.run.path, None, None, classification, node=job.run.node, attempt=ended.attempts - 1
         )
@@ -87,16 +102,7 @@ def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
         else msgspec.convert(classification | {"decision": decision.retry}, FailureClass),
         receipt=ended.receipt,
         goodput=None if ended.goodput is None else ended.goodput.to_record(),
-        story=None
-        if story is None
-        else complete(
-            story,
-            event_log.read(job.run.paths.events),
-            decision.gpu_faults,
-            node=job.run.node,
-            ended=decision.reason,
-            why=(decision.retry or {}).get("reason", ""),
-        ),
+        story=None if story is None else _complete(story, ended),
     )
     return _write(job.run, verdict)
 

@@ -21,19 +21,12 @@ from pathlib import Path
 
 from ncclops.agent import workers
 from ncclops.agent.condition import Condition
+from ncclops.agent.fork_server_process import ForkServerProcess
 from ncclops.agent.job import Job
 from ncclops.exhausted import described
 from ncclops.host import process_view
 from ncclops.record import fork_messages, variables
-from ncclops.record.fork_messages import (
-    FORK_SERVER_FD,
-    FORK_SERVER_IMPORTS,
-    Forked,
-    ForkMessage,
-    Ready,
-    Unfit,
-)
-from ncclops.record.regular_file import append_regular
+from ncclops.record.fork_messages import Forked, ForkMessage, Ready, Unfit
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +43,34 @@ _READ_LATER = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "CUDA_VISIB
 class ForkServers:
     """The fork server of this node, made anew where the environment of workers changes.
 
-    Made and used in the agent's event loop.
+    Made and used in the agent's event loop. ``started`` is the first one, where it runs already.
     """
 
-    def __init__(self, job: Job, condition: Condition) -> None:
+    def __init__(
+        self, job: Job, condition: Condition, started: ForkServerProcess | None = None
+    ) -> None:
         self._job, self._condition = job, condition
         self._server: ForkServer | None = None
+        if started is not None:
+            self._server = ForkServer(started, condition.notify)
 
     @property
     def pids(self) -> set[int]:
         """Processes that outlive an attempt."""
         return set() if self._server is None else {self._server.pid}
 
-    def begin(self, environ: Mapping[str, str]) -> None:
-        """Start a server for workers with ``environ``, unless they are to be started afresh."""
+    def open(self) -> None:
+        """Start the first server, unless it runs or workers are to be started afresh."""
+        if self._server is None:
+            self._begin(self._job.environ_of(0))
+
+    def _begin(self, environ: Mapping[str, str]) -> None:
         if self._job.warm_imports is None:
             return
         self.close()
         try:
-            self._server = ForkServer(self._job, environ, self._condition.notify)
+            started = ForkServerProcess(self._job, environ)
+            self._server = ForkServer(started, self._condition.notify)
         except OSError as error:
             log.warning("workers are started afresh: no fork server: %s", described(error))
 
@@ -82,7 +84,7 @@ class ForkServers:
         """
         first, *others = environs
         if self._server is not None and not self._server.fits(first):
-            self.begin(first)
+            self._begin(first)
         server = self._server
         if server is None or not all(server.fits(each) for each in others):
             return None
@@ -104,35 +106,16 @@ class ForkServers:
 
 
 class ForkServer:
-    """A running server, started with the command line and (mostly) the ``environ`` of a worker.
+    """A running server; it has been started with (mostly) the environment of its workers.
 
-    ``is_ready`` is None while it imports, and False once it can fork no more. Raises ``OSError``.
+    ``is_ready`` is None while it imports, and False once it can fork no more.
     """
 
-    def __init__(self, job: Job, environ: Mapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(self, started: ForkServerProcess, changed: Callable[[], None]) -> None:
         self.is_ready: bool | None = None
-        self._environ = _at_import(environ)
+        self._environ = _at_import(started.environ)
         self._changed = changed
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        started = {
-            variables.AGENT_PID: str(os.getpid()),
-            FORK_SERVER_FD: str(theirs.fileno()),
-            FORK_SERVER_IMPORTS: json.dumps(job.warm_imports),
-        }
-        try:
-            with theirs, append_regular(job.run.paths.fork_server_log) as output:
-                self._process = subprocess.Popen(
-                    job.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**environ, **started},
-                    start_new_session=True,
-                    pass_fds=(theirs.fileno(),),
-                )
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket, self._process = started.socket, started.process
         self._socket.settimeout(_FORK_LIMIT_S)
         asyncio.get_running_loop().add_reader(self._socket, self._on_message)
 

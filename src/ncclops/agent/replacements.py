@@ -50,8 +50,8 @@ class Series:
 class Replacements:
     """Of one attempt on this node, in the agent's event loop.
 
-    ``refused`` says why a rank is not to be replaced, or None; ``start`` starts its new process;
-    ``lost`` is called with a rank where that has failed;
+    ``enabled`` says whether ranks are to be replaced at all, ``refused`` why one is not, or None;
+    ``start`` starts its new process; ``lost`` is called with a rank where that has failed;
     ``furthest`` returns the highest step of any rank, if one is known.
     """
 
@@ -60,7 +60,7 @@ class Replacements:
         team: Team,
         stop: StopRequests,
         *,
-        enabled: bool,
+        enabled: Callable[[], bool],
         refused: Callable[[int], str | None],
         start: Callable[[int], Coroutine[Any, Any, None]],
         lost: Callable[[int], None],
@@ -70,6 +70,7 @@ class Replacements:
         self._team = team
         self._stop = stop
         self._enabled = enabled
+        self._closed = False
         self._refused = refused
         self._start = start
         self._lost = lost
@@ -85,7 +86,7 @@ class Replacements:
         """
         team = self._team
         is_over = team.ending or team.escalation or team.finished or self._stop.asked
-        if not self._enabled or is_over or not team.goes_on():
+        if self._closed or not self._enabled() or is_over or not team.goes_on():
             return False
         series = self._series[rank]
         why = self._refused(rank) or series.refuses(time.monotonic(), self._furthest())
@@ -100,7 +101,7 @@ class Replacements:
 
     def close(self) -> None:
         """Start no more."""
-        self._enabled = False
+        self._closed = True
         for task in self._tasks:
             task.cancel()
 

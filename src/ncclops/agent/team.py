@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.retrying import Escalated
-from ncclops.record.events import ScriptFailedEvent
+from ncclops.record.events import OwnWrapperEvent, ScriptFailedEvent
 from ncclops.record.verdict_record import WorkerEnding
 from ncclops.record.worker_commands import EndingCommand
 
@@ -31,6 +31,9 @@ class Team:
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     returning: set[int] = field(default_factory=set)  # their new processes have not entered yet
+    own_wrapper: OwnWrapperEvent | None = (
+        None  # of the script; the one with growth, if there is one
+    )
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     script_failures: dict[int, ScriptFailedEvent] = field(default_factory=dict)  # each rank's last
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
@@ -53,6 +56,18 @@ class Team:
     def goes_on(self) -> bool:
         """Whether ranks work that those that are to return can come back to."""
         return bool(self.at_work()) or self.others_work()
+
+    def grows(self, asked: bool) -> bool:
+        """Whether lost ranks may come back: as was ``asked`` for, or as the script's own wrapper
+        says."""
+        return asked or (self.own_wrapper is not None and self.own_wrapper.grows)
+
+    def wrapper_that_does_not_grow(self) -> str | None:
+        """In words, where the script has one: nobody would wait for a new process."""
+        own = self.own_wrapper
+        if own is None or own.grows:
+            return None
+        return f"the script's own wrapper, of {own.wrapper}, has no grow_timeout"
 
     def is_over(self) -> bool:
         """Whether no rank of this node works, or is to come back to others that do."""

@@ -130,7 +130,8 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.finished |= at_work - team.lost | {about}
         case ExitingEvent():
             team.leaving.add(about)
-            team.finished.add(about)
+            if about not in team.returning:  # too late: the others have finished without it
+                team.finished.add(about)
         case ReadyToEndEvent():
             team.ready_to_end.add(about)
             team.release()
@@ -149,6 +150,8 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
                 team.last_faulty = None  # its new process is at no fault
             why = event.why_ended
             team.why_ended |= {int(lost): why[lost] for lost in why if lost.isdecimal()}
+        case OwnWrapperEvent() if team.own_wrapper is None or event.grows:
+            team.own_wrapper = event
         case EscalationEvent():
             team.escalation = _escalated(event)
     if isinstance(event, _COPIED):

@@ -22,6 +22,9 @@ from ncclops.record.variables import RUN_DIR
 
 # A server that ends is replaced, but not one that keeps ending.
 _MOST_STARTS = 5
+# Its imports take half a second of a core, which workers need at the start of a run; a run that is
+# over before has no use for it. Later the agent's event loop may be held, and could not start it.
+_STARTED_WITHIN_S = 10.0
 
 
 class ControlServer:
@@ -57,7 +60,7 @@ class ControlServer:
         return frozenset() if self._process is None else frozenset({self._process.pid})
 
     def start(self) -> None:
-        """Start the server. Does not wait for it: clients queue at the sockets."""
+        """Start the server with the first client, or soon. Clients queue at the sockets."""
         if self._listeners:
             self._serving = asyncio.get_running_loop().create_task(self._keep_serving())
 
@@ -74,7 +77,22 @@ class ControlServer:
         with suppress(OSError):
             RunPaths(self._run_dir).token.unlink()
 
+    async def _first_client(self) -> None:
+        """Return when a client has come, or after a while."""
+        loop, come = asyncio.get_running_loop(), asyncio.Event()
+        for listener in self._listeners:
+            loop.add_reader(listener, come.set)
+        try:
+            async with asyncio.timeout(_STARTED_WITHIN_S):
+                await come.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for listener in self._listeners:
+                loop.remove_reader(listener)
+
     async def _keep_serving(self) -> None:
+        await self._first_client()
         for _ in range(_MOST_STARTS):
             try:
                 reader, writer = await self._start_process()

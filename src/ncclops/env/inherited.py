@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ncclops.env.lint import LintFinding, lint, of_environment
-from ncclops.env.lint.inputs import under_profile
-from ncclops.env.lint.model import Circumstances
+from ncclops.env.lint.model import Circumstances, under_profile
 from ncclops.env.lint.rules import rules
 from ncclops.env.origins import from_files
 from ncclops.env.plan import COMMAND_LINE, Plan, PlanContext

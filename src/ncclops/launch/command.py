@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ncclops import advisories
-from ncclops.agent import attached, hosted_store, supervisor, workers
+from ncclops.agent import attached, fork_server_process, hosted_store, supervisor, workers
 from ncclops.agent.history import JobHistory
 from ncclops.agent.job import Job, NetworkWanted
 from ncclops.agent.layout import Layout, Nodes
@@ -229,10 +229,15 @@ def start(
     )
 
     def agent(pulse: Pulse) -> int:
+        fork_server = fork_server_process.start_first(job)  # it imports while the agent does
         from ncclops.agent.agent import run_agent
-        from ncclops.cluster.multi_node import MultiNode
 
-        return run_agent(job, pulse, None if node_info is None else partial(MultiNode, node_info))
+        coordinate = None
+        if node_info is not None:  # not loaded for nothing
+            from ncclops.cluster.multi_node import MultiNode
+
+            coordinate = partial(MultiNode, node_info)
+        return run_agent(job, pulse, fork_server, coordinate)
 
     sockets = (listener if node_info is None else node_info.listener, *control_listeners)
     with attached.restored() if job.attached is not None else nullcontext():

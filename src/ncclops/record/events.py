@@ -205,6 +205,8 @@ class OwnWrapperEvent(Event, tag="own-wrapper", frozen=True, kw_only=True):
 
     wrapper: str
     """the module that it comes from"""
+    grows: bool = False
+    """a new process may take the place of a lost rank: it has a `grow_timeout`"""
 
 
 # --- training -----------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
 ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 # 1: the worker takes the place of a rank that was lost (``ncclops.restart``'s own name for it).
 RETURNING = "NCCLOPS_RETURNING"
+# With RETURNING: the script wraps itself, which the worker need not find out; removed once read.
+OWN_WRAPPER = "NCCLOPS_OWN_WRAPPER"
 # The worker has the launcher's standard input (``attached``); removed once read.
 ATTACHED = "NCCLOPS_ATTACHED"
 # How often `restart.snapshot` takes snapshots, whatever the script says (its own name for it). Also
@@ -47,6 +49,7 @@ OURS = (
     RESPAWNED_FOR,
     ACTIVE_RANKS,
     RETURNING,
+    OWN_WRAPPER,
     ATTACHED,
     NODES,
 )

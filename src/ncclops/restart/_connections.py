@@ -62,11 +62,20 @@ class _Calls:
         """All ranks make the same calls in the same order, so they agree on it."""
         return f"{self._place}call{next(self._numbers)}"
 
+    def pass_over(self) -> None:
+        """The next call gets the name of the one that would follow it."""
+        next(self._numbers)
+
 
 # Those of the process, and of each iteration under way around the next call, the innermost last.
 # A call inside another one is numbered within the iteration: in the last one, a rank that failed
 # early has not come to it, and others have.
 _calls = [_Calls("")]
+
+
+def pass_over_call() -> None:
+    """This process makes one call less than those of the other ranks have made."""
+    _calls[-1].pass_over()
 
 
 class Connections:

@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -54,6 +55,8 @@ def serve_if_asked() -> None:
     descriptor = os.environ.pop(FORK_SERVER_FD, None)
     if descriptor is None:
         return
+    # The agent starts this process while it holds its own signals back.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     imports = json.loads(os.environ.pop(FORK_SERVER_IMPORTS))
     parent_death.tie_to_agent()
     os.set_inheritable(int(descriptor), False)
@@ -66,12 +69,15 @@ class _Server:
 
     def serve(self, imports: Sequence[str]) -> None:
         """Import, then fork until the agent hangs up. Returns in workers alone."""
-        began, failed = time.monotonic(), _import(imports)
+        began = time.monotonic()
+        gc.disable()  # what modules make stays: looking through it again and again frees nothing
+        failed = _import(imports)
         _prepare_workers()
         _end_threads_that_are_prepared()
         if (why := unfit()) is not None:
             self._say(Unfit(why=why))
             sys.exit(0)
+        gc.enable()
         gc.collect()
         gc.freeze()  # a collection in a worker would otherwise write to, so copy, all pages
         self._say(Ready(seconds=time.monotonic() - began, not_imported=failed))
@@ -176,6 +182,9 @@ def _prepare_workers() -> None:
 
         in_place.prepare()
     if group_defaults.MODULE in sys.modules:
+        # A third of what torch imports with the first optimizer or DDP model, and the part that
+        # reads no variable which a script may set before. A torch that lacks it does without.
+        _import(["torch.distributed.tensor"])
         after_import.look_ahead(group_defaults.MODULE)
 
 

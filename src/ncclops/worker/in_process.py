@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -22,9 +23,16 @@ from ncclops.record.events import (
     ResourceGrowthEvent,
 )
 from ncclops.record.paths import RunPaths
-from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
+from ncclops.record.variables import (
+    ACTIVE_RANKS,
+    OWN_WRAPPER,
+    RESPAWNED_FOR,
+    RUN_DIR,
+    STARTED,
+)
 from ncclops.record.worker_commands import RestartCommand
 from ncclops.restart import blocked
+from ncclops.restart._connections import pass_over_call
 from ncclops.restart._process import TRACEBACK_NOTE
 from ncclops.restart.attribution import RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
@@ -78,6 +86,20 @@ def run(
     attempts = _Attempts(start, timeouts, growth, restarts, phases, starting)
     own = RunPaths(Path(os.environ[RUN_DIR])).rank(int(os.environ["RANK"]))
     handler = own_log.write_to(own.worker_log)
+    if os.environ.pop(OWN_WRAPPER, None) is None:
+        _run(attempts, handler)
+    else:
+        own_log.leave_to_script(handler)
+        try:
+            attempts.come_back()
+        except JobEnded as end:
+            own_log.log.info("%s", end)
+    exiting.note_good_end()
+    os_exit.end_process_if_called()
+    leftovers.end_process(0)
+
+
+def _run(attempts: _Attempts, handler: logging.Handler) -> None:
     try:
         wraps_itself = attempts.run_wrapped()
     except JobEnded as end:
@@ -96,9 +118,6 @@ def run(
     if wraps_itself:
         own_log.leave_to_script(handler)
         attempts.run_alone()
-    exiting.note_good_end()
-    os_exit.end_process_if_called()
-    leftovers.end_process(0)
 
 
 def _show_own_failure(end: BaseException) -> None:
@@ -265,6 +284,17 @@ class _Attempts:
         """
         if not (self._grows and library == "Gloo"):
             _report(waited_in_vain([rank], library))
+
+    def come_back(self) -> None:
+        """In the place of a lost rank, to a script that its own wrapper restarts by now.
+
+        Raises ``JobEnded``.
+        """
+        pass_over_call()  # ours, of which the script was taken out on the other ranks
+        own_wrapper.watch(self._phases)
+        recorder.current().begin_iteration(0)
+        agent_commands.on(RestartCommand, lambda _: None)
+        self._start()
 
     def run_alone(self) -> None:
         """Once more from the start, without us: the script's own wrapper restarts it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 from ncclops.record import worker_record
 from ncclops.record.events import OwnWrapperEvent
 from ncclops.record.paths import RunPaths
-from ncclops.record.variables import RUN_DIR
+from ncclops.record.variables import RETURNING, RUN_DIR
 from ncclops.worker import after_import
 from ncclops.worker.timeout_phases import TimeoutPhases
 
@@ -32,13 +33,15 @@ class _Observer:
     def __init__(self, phases: TimeoutPhases | None) -> None:
         self._phases = phases
         self.leaves_script = False  # while our own wrapper is around it
-        self._reported = False
+        self._reported: OwnWrapperEvent | None = None
+        self._returns = RETURNING in os.environ  # this process, into the place of a lost rank
 
-    def found(self, name: str) -> None:
+    def found(self, name: str, grow_timeout: timedelta | None) -> None:
         """The script applies the wrapper of module ``name``."""
-        if not self._reported:
-            self._reported = True
-            worker_record.report(OwnWrapperEvent(wrapper=name))
+        event = OwnWrapperEvent(wrapper=name, grows=grow_timeout is not None)
+        if self._reported is None or event.grows > self._reported.grows:
+            self._reported = event
+            worker_record.report(event)
         if self.leaves_script:
             raise ScriptWrapsItself(name)
 
@@ -50,7 +53,8 @@ class _Observer:
 
         def wrap(applied: Any, fn: Any) -> Any:
             if getattr(applied, "enabled", True):
-                self.found(name)
+                settings = getattr(applied, "settings", None)
+                self.found(name, getattr(settings, "grow_timeout", None))
                 if module.__name__ == _OURS:
                     self._listen(applied)
             return plain(applied, fn)
@@ -61,6 +65,7 @@ class _Observer:
         """Report the incidents of a wrapper of ours to the agent, too, and obey it at the end."""
         from ncclops.restart import Compose
         from ncclops.worker import no_restart, restart_events
+        from ncclops.worker.taken_place import TakenPlace
 
         previous, finalize = applied.settings.on_incident, applied.settings.finalize
         no_restart.watch()
@@ -77,6 +82,9 @@ class _Observer:
             "on_regrouped": restart_events.report_regrouped,
             "finalize": ending if finalize is None else Compose(finalize, ending),
         }
+        if self._returns:
+            entered, initialize = TakenPlace(), applied.settings.initialize
+            changes["initialize"] = entered if initialize is None else Compose(initialize, entered)
         if applied.settings.incident_dir is None and RUN_DIR in os.environ:
             changes["incident_dir"] = str(RunPaths(Path(os.environ[RUN_DIR])).incidents)
         applied.settings = dataclasses.replace(applied.settings, **changes)

@@ -19,8 +19,8 @@ from ncclops.env.lint import (
     lint,
     of_environment,
 )
-from ncclops.env.lint.inputs import under_profile
 from ncclops.env.lint.jobs import features, node_count
+from ncclops.env.lint.model import under_profile
 from ncclops.env.lint.parse import parse
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir

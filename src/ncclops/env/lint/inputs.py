@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ncclops.env.host import describe_host
 from ncclops.env.lint.containers import problem_of_yaml
 from ncclops.env.lint.jobs import features, node_count
-from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
+from ncclops.env.lint.model import Circumstances, LintedSettings, Setting, under_profile
 from ncclops.env.lint.parse import FORMATS, Format, guess_format, read
 from ncclops.env.origins import from_files
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
@@ -92,18 +91,6 @@ def of_profile(profile: Profile, environ: Mapping[str, str], where: Circumstance
     context = PlanContext(restart=where.restart or DEFAULT_RESTART_MODE, torch=where.torch)
     plan = compute_plan(profile, environ, Overrides(), context)
     return of_environ(plan.apply(environ, _FILL), where)
-
-
-def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
-    """``where`` with what a profile says: nodes, timeouts, suppressions."""
-    lanes: dict[str, Literal["one", "many"]] = {"one": "one", "many": "many"}
-    return replace(
-        where,
-        restart=where.restart or DEFAULT_RESTART_MODE,
-        nodes=where.nodes or lanes.get(profile.nodes),
-        group_timeout=profile.timeouts.get("process_group"),
-        ignore=profile.suppress,
-    )
 
 
 def _read(name: str, path: Path) -> bytes:

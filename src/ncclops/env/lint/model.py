@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Literal
 
-from ncclops.profiles.model import RestartMode
+from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile, RestartMode
 from ncclops.profiles.versions import release, satisfies
 
 Level = Literal["error", "warning", "note"]
@@ -161,3 +161,15 @@ def engine(settings: LintedSettings, where: Circumstances) -> Literal["classic",
     if have >= (2, 15):
         return "classic" if choice == "0" else "second"
     return "second" if have >= (2, 14) and choice == "1" else "classic"
+
+
+def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
+    """``where`` with what a profile says: nodes, timeouts, suppressions."""
+    lanes: dict[str, Literal["one", "many"]] = {"one": "one", "many": "many"}
+    return replace(
+        where,
+        restart=where.restart or DEFAULT_RESTART_MODE,
+        nodes=where.nodes or lanes.get(profile.nodes),
+        group_timeout=profile.timeouts.get("process_group"),
+        ignore=profile.suppress,
+    )
