@@ -182,9 +182,6 @@ def _prepare_workers() -> None:
 
         in_place.prepare()
     if group_defaults.MODULE in sys.modules:
-        # A third of what torch imports with the first optimizer or DDP model, and the part that
-        # reads no variable which a script may set before. A torch that lacks it does without.
-        _import(["torch.distributed.tensor"])
         after_import.look_ahead(group_defaults.MODULE)
 
 
