@@ -121,6 +121,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     }
     assert {(1, None, "SIGKILL"), (0, 0, None), (1, 0, None)} <= ends
     assert agent_log(run).count("is ready") == 1
+    # So is the store, anew for each attempt.
+    assert (run.path / "store.log").read_text().count("serving on port") == 2
+    assert "started afresh" not in agent_log(run)
 
 
 def test_children_of_multiprocessing_are_waited_for_before_only_the_end_is_left(

@@ -174,11 +174,13 @@ class RunningAttempt:
             "attempt %d: ranks %s, store %s", self.number, self._place.ranks, self._place.store
         )
         try:
-            self._server = self._start_store()
+            environs = [self._worker_environ(rank) for rank in self._place.ranks]
+            forks = await self._fork_server(environs)
+            self._server = self._start_store(forks)
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._gpus.start()
-            await self._spawn_all()
+            self._spawn_all(environs, forks)
             self.hang_watch.start()
         except (NcclopsError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and advice(error) is None:
@@ -535,11 +537,16 @@ class RunningAttempt:
 
     # --- what the phases are made of ------------------------------------------------------------
 
-    def _start_store(self) -> hosted_store.StoreServer | None:
+    async def _fork_server(self, environs: Sequence[Mapping[str, str]]) -> ForkServer | None:
+        servers, stop = self._context.fork_servers, self._context.stop
+        return await servers.for_workers(environs, lambda: stop.asked) if environs else None
+
+    def _start_store(self, forks: ForkServer | None) -> hosted_store.StoreServer | None:
         place = self._place
         if place.listener is None:
             return None
-        server = hosted_store.serve(place.listener, place.store.host, self._run.paths.store_log)
+        log_path = self._run.paths.store_log
+        server = hosted_store.serve(place.listener, place.store.host, log_path, forks)
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
         server.keep_running()
         return server
@@ -550,13 +557,10 @@ class RunningAttempt:
             self._server.close()
             self._server = None
 
-    async def _spawn_all(self) -> None:
-        environs = [self._worker_environ(rank) for rank in self._place.ranks]
-        servers, stop = self._context.fork_servers, self._context.stop
-        server = await servers.for_workers(environs, lambda: stop.asked) if environs else None
+    def _spawn_all(self, environs: Sequence[dict[str, str]], forks: ForkServer | None) -> None:
         started = f"{time.time():.3f}"
         for rank, environ in zip(self._place.ranks, environs, strict=True):
-            self._spawn(rank, environ | {STARTED: started}, server)
+            self._spawn(rank, environ | {STARTED: started}, forks)
 
     def _worker_environ(self, rank: int) -> dict[str, str]:
         attempt = workers.WorkerAttempt(
@@ -595,7 +599,7 @@ class RunningAttempt:
         stop = self._context.stop
         with suppress(OSError):  # a full disk; what the process reports is not read then
             await self._context.follow([rank])
-        server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
+        server = await self._fork_server([environ])
         if self.team.goes_on() and not self.team.ending and not stop.asked:
             self._spawn(rank, environ, server)
         else:

@@ -146,13 +146,19 @@ class ForkServer:
         """
         with os.fdopen(os.memfd_create("environ"), "w+b", buffering=0) as file:
             file.write(json.dumps(dict(environ)).encode())
-            sent = [file.fileno(), *descriptors]
-            try:
-                socket.send_fds(self._socket, [fork_messages.REQUEST], sent)
-                answer = self._answer()
-            except OSError as error:
-                self._end(described(error))
-                raise
+            return self._fork(fork_messages.WORKER, [file.fileno(), *descriptors])
+
+    def fork_store(self, listener: int, log: int) -> int:
+        """A server of torch's store on the socket ``listener``, as ``fork``."""
+        return self._fork(fork_messages.STORE, [listener, log])
+
+    def _fork(self, what: bytes, descriptors: Sequence[int]) -> int:
+        try:
+            socket.send_fds(self._socket, [what], descriptors)
+            answer = self._answer()
+        except OSError as error:
+            self._end(described(error))
+            raise
         if not isinstance(answer, Forked):
             raise OSError(errno.EAGAIN, f"the fork server: {answer}")
         try:

@@ -17,9 +17,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from ncclops.agent.forked import ForkedProcess
 from ncclops.control import holders
 from ncclops.errors import UsageError
+from ncclops.exhausted import described
 from ncclops.process_ends import describe_exit, signal_name
 from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
@@ -41,10 +44,21 @@ class StoreAddress:
 NOWHERE = StoreAddress("", 0)
 
 
+class StoreForks(Protocol):
+    """Where a server may be forked, as ``fork_server.ForkServer``."""
+
+    is_ready: bool | None
+
+    def fork_store(self, listener: int, log: int) -> int:
+        """A child of this process: its PID. Raises ``OSError``."""
+
+
 class StoreServer:
     """A running store server; ``process`` ends when this process closes it or ends itself."""
 
-    def __init__(self, address: StoreAddress, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, address: StoreAddress, process: subprocess.Popen[bytes] | ForkedProcess
+    ) -> None:
         self.address = address
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
@@ -114,10 +128,22 @@ def listen(*, host: str | None, port: int) -> socket.socket:
         ) from error
 
 
-def serve(listener: socket.socket, host: str | None, log_file: Path) -> StoreServer:
-    """Start the server process on ``listener`` (closed here); its output goes to ``log_file``."""
+def serve(
+    listener: socket.socket, host: str | None, log_file: Path, forks: StoreForks | None = None
+) -> StoreServer:
+    """Start the server process on ``listener`` (closed here); its output goes to ``log_file``.
+
+    Forked by ``forks`` where that can: started afresh, it takes half a second of a core.
+    """
     address = StoreAddress(host or LOOPBACK, listener.getsockname()[1])
     with listener, append_regular(log_file) as output:
+        if forks is not None and forks.is_ready:
+            try:
+                pid = forks.fork_store(listener.fileno(), output.fileno())
+            except OSError as error:
+                log.warning("the store server is started afresh: %s", described(error))
+            else:
+                return StoreServer(address, ForkedProcess(pid))
         process = subprocess.Popen(
             [
                 sys.executable,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ncclops.agent.attached import Streams
+from ncclops.agent.forked import ForkedProcess
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.exhausted import described
@@ -113,27 +114,14 @@ class Forks(Protocol):
         """A child of this process: its PID. Raises ``OSError``."""
 
 
-class _Forked:
-    """A child that ``subprocess`` has not started, with the methods of ``Popen`` used here."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def send_signal(self, signum: signal.Signals) -> None:
-        os.kill(self.pid, signum)  # never another's: nobody but `wait` frees the number
-
-
 class Worker:
     """A worker's process. ``exit`` is None while it runs."""
 
     def __init__(
-        self, rank: int, process: subprocess.Popen[bytes] | _Forked, commands: socket.socket
+        self, rank: int, process: subprocess.Popen[bytes] | ForkedProcess, commands: socket.socket
     ) -> None:
         self.rank = rank
-        self.forked = isinstance(process, _Forked)
+        self.forked = isinstance(process, ForkedProcess)
         self._commands = commands
         self.pid = process.pid
         self.exit: Exit | None = None
@@ -172,7 +160,7 @@ class Worker:
                 except OSError as error:
                     log.warning("rank %d is started afresh: %s", rank, described(error))
                 else:
-                    return cls(rank, _Forked(pid), ours)
+                    return cls(rank, ForkedProcess(pid), ours)
             process = subprocess.Popen(
                 argv,
                 stdin=streams.stdin,

@@ -83,27 +83,29 @@ class ControlServer:
         for listener in self._listeners:
             loop.add_reader(listener, come.set)
         try:
-            async with asyncio.timeout(_STARTED_WITHIN_S):
-                await come.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STARTED_WITHIN_S):
+                    await come.wait()
         finally:
             for listener in self._listeners:
                 loop.remove_reader(listener)
 
     async def _keep_serving(self) -> None:
         await self._first_client()
-        for _ in range(_MOST_STARTS):
-            try:
-                reader, writer = await self._start_process()
-            except OSError as error:
-                self._say(f"the control plane cannot be started: {described(error)}")
-                return
-            try:
-                await self._obey(reader, writer)
-            finally:
-                writer.close()
-                self._end_process()
+        try:
+            for _ in range(_MOST_STARTS):
+                try:
+                    reader, writer = await self._start_process()
+                except OSError as error:
+                    self._say(f"the control plane cannot be started: {described(error)}")
+                    return
+                try:
+                    await self._obey(reader, writer)
+                finally:
+                    writer.close()
+                    self._end_process()
+        finally:
+            self._end_process()  # also where the run ended while its link was being opened
         self._say(f"the control plane ended {_MOST_STARTS} times: {self._log()}")
 
     async def _start_process(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -1,4 +1,4 @@
-"""Two things that only the Linux kernel can do for a process tree, through ``prctl(2)``."""
+"""What only the Linux kernel can do for a process tree, and a name in it, through ``prctl(2)``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -26,6 +27,11 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     # script, the parent is that wrapper, and ``parent_pid`` is further up and alive.
     if os.getppid() != parent_pid and not _is_alive(parent_pid):
         os.kill(os.getpid(), signum)
+
+
+def show_as(name: str) -> None:
+    """Have ``ps -o comm`` and ``top`` show this process as ``name``, of 15 bytes at most."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,8 +2,9 @@
 
 They share a socket that keeps messages apart. The server speaks first, once: :class:`Ready` or
 :class:`Unfit`. From then on each request is answered with :class:`Forked` or :class:`Refused`. A
-request is one byte and four descriptors: a file with the environment, as JSON, and the standard
-input, output and error of the worker; the fifth, of the agent's commands, completes them.
+request is one byte and descriptors. For a worker: a file with the environment, as JSON, its
+standard input, output and error, and its end of the socket for the agent's commands. For a server
+of torch's store: the listening socket, and its log.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ FORK_SERVER_FD = "NCCLOPS_FORK_SERVER_FD"
 # JSON: the modules that the server imports.
 FORK_SERVER_IMPORTS = "NCCLOPS_FORK_SERVER_IMPORTS"
 
-REQUEST = b"f"
-DESCRIPTORS = 5  # environment, standard input, output and error, commands
+WORKER, STORE = b"f", b"s"
+DESCRIPTORS = {WORKER: 5, STORE: 2}  # how many come with each request
 MOST_BYTES = 64 << 10
 
 
@@ -40,7 +41,7 @@ class Unfit(ForkMessage, tag="unfit", frozen=True, kw_only=True):
 
 
 class Forked(ForkMessage, tag="forked", frozen=True, kw_only=True):
-    """A worker runs, a child of the agent by now."""
+    """The process runs, a child of the agent by now."""
 
     pid: int
 

@@ -25,15 +25,20 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ncclops.classify import in_place
+from ncclops.host import prctl
 from ncclops.receipts import recorder
 from ncclops.record import fork_messages
 from ncclops.record.fork_messages import (
     FORK_SERVER_FD,
     FORK_SERVER_IMPORTS,
+    STORE,
     Forked,
     ForkMessage,
     Ready,
@@ -41,6 +46,7 @@ from ncclops.record.fork_messages import (
     Unfit,
 )
 from ncclops.record.variables import COMMANDS_FD, RESTART
+from ncclops.restart import store_server
 from ncclops.worker import after_import, group_defaults, parent_death
 
 # Files that a process has open once CUDA or ROCm is in use in it.
@@ -83,19 +89,22 @@ class _Server:
         self._say(Ready(seconds=time.monotonic() - began, not_imported=failed))
         while True:
             message, descriptors, _, _ = socket.recv_fds(
-                self._agent, fork_messages.MOST_BYTES, fork_messages.DESCRIPTORS
+                self._agent, fork_messages.MOST_BYTES, max(fork_messages.DESCRIPTORS.values())
             )
             if not message:
                 sys.exit(0)  # the agent has ended, or needs no more workers
-            if len(descriptors) != fork_messages.DESCRIPTORS:
-                self._say(Refused(why=f"{len(descriptors)} descriptors came with the request"))
-            elif self._fork(descriptors):
+            if len(descriptors) != fork_messages.DESCRIPTORS.get(message):
+                self._say(Refused(why=f"{len(descriptors)} descriptors came with {message!r}"))
+            elif message == STORE and "torch.distributed" not in sys.modules:
+                self._say(Refused(why="torch.distributed is not among its imports"))
+            elif self._fork(message, descriptors):
                 return
             for each in descriptors:
                 os.close(each)
 
-    def _fork(self, descriptors: Sequence[int]) -> bool:
+    def _fork(self, what: bytes, descriptors: Sequence[int]) -> bool:
         """Whether this is the worker."""
+        agent_pid = os.getppid()
         pid_read, pid_write = os.pipe()
         go_read, go_write = os.pipe()
         try:
@@ -107,7 +116,10 @@ class _Server:
             for each in (pid_read, pid_write, go_write):
                 os.close(each)
             self._agent.close()
-            _become_worker(go_read, descriptors)
+            _wait_for_parent(go_read)
+            if what == STORE:
+                _be_store(descriptors, agent_pid)
+            _become_worker(descriptors)
             return True
         if between > 0:
             os.close(pid_write)
@@ -142,11 +154,36 @@ def _fork_again(pid_write: int) -> bool:
     os._exit(0)
 
 
-def _become_worker(go_read: int, descriptors: Sequence[int]) -> None:
-    """What an interpreter that is started afresh has: its own streams, session, environment."""
+def _wait_for_parent(go_read: int) -> None:
+    """Return once the agent is the parent of this process."""
     if os.read(go_read, 1) != b"g":
-        os._exit(1)  # the server has ended in between: nobody waits for this worker
+        os._exit(1)  # the server has ended in between: nobody waits for this process
     os.close(go_read)
+
+
+def _be_store(descriptors: Sequence[int], agent_pid: int) -> NoReturn:
+    """Serve torch's store, as ``ncclops.agent.store_server`` does, under a name of its own."""
+    try:
+        listener, log = descriptors
+        prctl.die_with_parent(agent_pid, signal.SIGKILL)
+        prctl.show_as("ncclops-store")
+        os.setsid()
+        for number in (1, 2):
+            os.dup2(log, number)
+        with socket.socket(fileno=os.dup(listener)) as bound:
+            port = bound.getsockname()[1]
+        store = store_server.serve(listener, port, sys.modules["torch.distributed"].TCPStore)
+        with suppress(OSError):  # a full disk
+            print(f"serving on port {store.port}", flush=True)
+        while True:
+            signal.pause()
+    except BaseException:  # noqa: BLE001 - the boundary of the process; in the store's log
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _become_worker(descriptors: Sequence[int]) -> None:
+    """What an interpreter that is started afresh has: its own streams, session, environment."""
     environment, *streams, commands = descriptors
     os.setsid()
     for number, each in enumerate(streams):
