@@ -109,8 +109,7 @@ def forced_exit_line(team: Team, rank: int, after_s: float) -> str:
         left = f"the others have gone on without it ({shown(why)}) and ended"
         return f"rank {rank}: {left}, and its process does not within {after_s:g} s: SIGKILL"
     return (
-        f"rank {rank}: its script has ended, and its process does not"
-        f" within {after_s:g} s: SIGKILL"
+        f"rank {rank}: its script has ended, and its process does not within {after_s:g} s: SIGKILL"
     )
 
 
