@@ -1,4 +1,4 @@
-"""What imports change for a whole process, and a worker that is forked would have from its start."""
+"""What imports change for a whole process, which a worker that is forked would begin with."""
 
 from __future__ import annotations
 
