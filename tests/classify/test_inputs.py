@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -240,3 +242,19 @@ def test_a_link_to_a_file_of_another_user_is_left_out(tmp_path: Path) -> None:
     assert report.verdict.class_ != "cuda-error"
     (note,) = report.notes
     assert note == f"{directory / 'foreign.log'} was left out: a link to a file of another user"
+
+
+@pytest.mark.parametrize(("pack", "program"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
+@pytest.mark.parametrize("name", ["a.log", "a.log.xz", "a.bz2"])
+def test_a_log_that_is_packed_otherwise_is_said_to_be(
+    tmp_path: Path, pack: Callable[[bytes], bytes], program: str, name: str
+) -> None:
+    """As text it would hold no known failure. In a directory the others are read."""
+    path = tmp_path / name
+    path.write_bytes(pack(LOG * 2000))
+    with pytest.raises(UsageError, match=f"compressed with {program}: pipe it through"):
+        classify_paths([path], LOADED)
+    (tmp_path / "b.log").write_bytes(LOG)
+    report = classify_paths([tmp_path], LOADED)
+    assert report.verdict.class_ == "cuda-error"
+    assert any("left out" in note for note in report.notes)

@@ -123,6 +123,15 @@ def test_a_terminal_that_is_gone_ends_it(watching: Start) -> None:
     assert status in (0, -signal.SIGHUP)
 
 
+def test_a_terminal_that_cannot_be_drawn_on_gets_the_table_again_and_again(
+    watching: Start,
+) -> None:
+    seen = watching(environ={"TERM": "dumb"})
+    seen.until(lambda it: it.said.count(b"starting after") > 1, "a second table")
+    seen.type("\x03")
+    assert seen.ended() == 0
+
+
 def _command() -> str:
     return f"{sys.executable} -m ncclops status --watch"
 

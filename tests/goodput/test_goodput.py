@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.goodput import Span, describe, measure, spans
+from ncclops.goodput import Span, SpansSoFar, describe, measure, spans
 from ncclops.record.events import (
     BootstrappedEvent,
     CompileWarmupEvent,
@@ -206,3 +206,15 @@ def test_spans_follow_each_other_without_a_gap(events: list[Event]) -> None:
     goodput = measure(found)
     assert goodput.total == pytest.approx(found[-1].end - found[0].start if found else 0.0)
     assert goodput.ratio is None or 0 <= goodput.ratio <= 1
+
+
+@given(st.lists(EVENTS), st.integers(0, 20))
+def test_a_run_that_is_read_as_it_goes_comes_to_the_same(events: list[Event], first: int) -> None:
+    """Its status is asked for again and again: what was read before is not gone through anew."""
+    going_on = [event for event in events if not isinstance(event, VerdictEvent)]
+    events = [START[0], *sorted(going_on, key=lambda event: event.ts)]
+    so_far = SpansSoFar()
+    for part in (events[: first + 1], events[first + 1 :]):
+        now = max((event.ts for event in part), default=0.0)
+        so_far.take_all(part, now)
+    assert so_far.until(1000.0) == spans(events, now=1000.0)

@@ -155,6 +155,7 @@ Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), e
             "the imports have started threads: python",
         ),
         pytest.param("import os\nos._exit(3)", "it has ended", marks=pytest.mark.extended),
+        ("import os\nos.chdir('/')", "the imports have changed the current directory"),
         (
             "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
             "its imports hang, or it was stopped",
@@ -182,6 +183,21 @@ def test_where_a_fork_is_not_safe_workers_are_started_afresh(
     assert forked(run) == [False, False]
     assert f"workers are started afresh: the fork server: {said}" in agent_log(run)
     assert run.stdout(1) == "ran\n"
+
+
+def test_variables_that_an_import_sets_reach_the_workers(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """The script's own import of it does nothing any more."""
+    script("import os\nos.environ['OF_THE_IMPORT'] = 'set'", name="sets.py")
+    source = "import os, sets; print(os.environ['OF_THE_IMPORT'])"
+    profile = warm_profile(tmp_path, "sets")
+    run = launch(
+        *(ncclops, tmp_path / "run", "--profile", profile, script(source)),
+        PYTHONPATH=str(tmp_path),
+    )
+    assert forked(run) == [True, True]
+    assert run.stdout(1) == "set\n"
 
 
 def test_a_module_that_is_not_there_is_told_and_costs_nothing_else(

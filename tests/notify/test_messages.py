@@ -102,3 +102,13 @@ def test_the_status_of_a_trainjob() -> None:
     assert done["trainerStatus"]["progressPercentage"] == 100
     last = messages.as_trainjob_status(Progress(step=999), TS, steps=1000)["trainerStatus"]
     assert last["progressPercentage"] == 99, "it has not completed yet"
+
+
+def test_a_summary_is_one_short_line_that_acts_on_no_terminal() -> None:
+    """A command may show it, and so may whoever reads the channel on a terminal."""
+    said = "rank 1: \x1b[2J\x1b]0;title\x07 \u202eevil\n" + "x" * 5_000_000
+    notice = Notice(rule="failed", summary=said)
+    summary = messages.as_json(notice, ORIGIN, 0.0)["summary"]
+    assert len(summary) <= 1000
+    assert summary.isprintable()
+    assert summary.startswith("rank 1: ")

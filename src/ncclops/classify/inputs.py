@@ -31,13 +31,18 @@ if TYPE_CHECKING:
 # Blocks that stay in the second-level cache are read three times as fast as larger ones.
 _READ_BYTES = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# Read as text, such a file would hold "no known failure".
+_NOT_UNPACKED = {b"\xfd7zXZ\x00": "xz", b"BZh91A": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
 # Logs shrink to a tenth, floods of one line to a two-hundredth; gzip itself goes down to a
 # thousandth, zstd much further. Below the second figure any ratio is read.
 _MOST_RATIO, _MOST_UNPACKED_BYTES = 200, 1 << 30
 _STDIN = "-"
 # In a directory: what holds a log, by its suffix. Records of ours that repeat the logs, and
 # dumps, are left out by their names.
-_SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
+_SUFFIXES = {
+    ".log", ".out", ".err", ".txt", ".stdout", ".stderr", "",
+    ".gz", ".zst", ".zstd", ".xz", ".bz2", ".lz4",
+}  # fmt: skip
 _ERROR_FILES = {"error.json", "reply.json"}
 _NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
 # What processes of ours note: an end that was asked for looks there as a fault of the job does.
@@ -154,6 +159,10 @@ def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
                 _scan_error_file(scanner, stream, file)
             else:
                 yield from _scan_stream(scanner, stream, str(file), rank_of_path(file.absolute()))
+    except UsageError as error:  # packed in a way that is not read here
+        if not inside:
+            raise
+        yield f"{error}: it was left out"
     except OSError as error:
         reason = error.strerror or str(error)
         if not inside:
@@ -181,12 +190,18 @@ class _TruncatedError(Exception):
 
 
 def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
-    magic = stream.peek(4)[:4]
+    magic = stream.peek(6)[:6]
     packed = _Sized(stream)
     if magic[:2] == _GZIP:
         return _bounded(_read_all(gzip.GzipFile(fileobj=BufferedReader(packed))), packed)
-    if magic == _ZSTD:
+    if magic[:4] == _ZSTD:
         return _bounded(_zstd_chunks(BufferedReader(packed), name), packed)
+    for begins, program in _NOT_UNPACKED.items():
+        if magic.startswith(begins):
+            raise UsageError(
+                f"{name} is compressed with {program}: pipe it through"
+                f" `{program} -dc {name} | ncclops classify -`"
+            )
     return _read_all(stream)
 
 

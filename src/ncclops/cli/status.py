@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ from ncclops.cli._output import note, print_json, stdout_console
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ncclops.status.model import RunStatus
 
 # A person reads no faster, and the agent's server looks no more often than twice as fast.
@@ -91,25 +94,35 @@ def _watch_with_keys(run_dir: Path) -> None:
 
 
 def _watch(run_dir: Path) -> None:
-    import time
-
     from rich.live import Live
 
     from ncclops.cli import _status_table
-    from ncclops.control import client
 
     console = stdout_console()
 
-    def draw(seen: RunStatus) -> object:
+    def draw(seen: RunStatus) -> RenderableType:
         return _status_table.draw(seen, height=console.size.height)
 
-    seen = client.status_of(run_dir)
     try:
-        with Live(draw(seen), console=console, auto_refresh=False) as live:  # type: ignore[arg-type]
-            while seen.phase not in ("ended", "lost"):
-                # A table of what changes all the time: there is no event but the clock.
-                time.sleep(_WATCH_EVERY_S)
-                seen = client.status_of(run_dir)
-                live.update(draw(seen), refresh=True)  # type: ignore[arg-type]
+        if console.is_dumb_terminal:  # on which `Live` draws at its end alone
+            for seen in _looks(run_dir):
+                console.print(draw(seen))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            for seen in _looks(run_dir):
+                live.update(draw(seen), refresh=True)
     except KeyboardInterrupt:
         return  # the way to stop looking; the run goes on
+
+
+def _looks(run_dir: Path) -> Iterator[RunStatus]:
+    """The status once a second, until the run has ended."""
+    import time
+
+    from ncclops.control import client
+
+    yield (seen := client.status_of(run_dir))
+    while seen.phase not in ("ended", "lost"):
+        # A table of what changes all the time: there is no event but the clock.
+        time.sleep(_WATCH_EVERY_S)
+        yield (seen := client.status_of(run_dir))

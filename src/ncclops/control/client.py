@@ -18,7 +18,7 @@ from ncclops.control import launcher
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.host_name import host_name
 from ncclops.plain_text import plain_line
-from ncclops.record import control_address, documents
+from ncclops.record import control_address, documents, event_log
 from ncclops.record.paths import RunPaths
 from ncclops.record.regular_file import MOST_BYTES
 from ncclops.status import model
@@ -209,13 +209,22 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
 
 def _without_server(run_dir: Path) -> str:
     """Why no process listens at the socket of a run that has no verdict."""
-    try:
-        host = next(iter(read_once(run_dir).nodes), None)
-    except OSError:
-        host = None
+    host = _agent_host(run_dir)
     if host is not None and host != host_name():
         return f"its agent is on {host} and can be asked there"
     return "its agent is not there: it was killed, or has not begun"
+
+
+def _agent_host(run_dir: Path) -> str | None:
+    """Where the agent of a run is that has started workers, by the first event of one."""
+    try:
+        reader = event_log.follow(RunPaths(run_dir).events)
+    except OSError:
+        return None
+    try:
+        return next((e.node for e in reader.new() if e.rank is not None and e.node), None)
+    finally:
+        reader.close()
 
 
 def _owner(run_dir: Path) -> str:

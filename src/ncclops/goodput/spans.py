@@ -61,22 +61,9 @@ def spans(events: Iterable[Event], *, now: float | None = None) -> list[Span]:
     A run without a verdict goes on until ``now``, or its last event. What a script has given a time
     outside of the run is taken to have been at its start, or at its end.
     """
-    timeline = _Timeline()
-    ordered = sorted(_within(list(events), now), key=lambda event: event.ts)
-    for event in ordered:
-        timeline.take(event)
-    if ordered and not timeline.over:
-        timeline.close(max(now or 0.0, ordered[-1].ts))
-    return timeline.spans
-
-
-def _within(events: list[Event], now: float | None) -> Iterator[Event]:
-    """The events, none before the first or after the last that the agent has given its own time."""
-    began = min((e.ts for e in events if isinstance(e, _OPENING)), default=float("-inf"))
-    over = max((e.ts for e in events if isinstance(e, VerdictEvent)), default=now or float("inf"))
-    for event in events:
-        ts = min(max(event.ts, began), max(began, over))
-        yield event if ts == event.ts else msgspec.structs.replace(event, ts=ts)
+    so_far = SpansSoFar()
+    newest = so_far.take_all(events, now)
+    return so_far.until(max(now or 0.0, newest))
 
 
 class SpansSoFar:
@@ -84,6 +71,28 @@ class SpansSoFar:
 
     def __init__(self) -> None:
         self._timeline = _Timeline()
+        self._began: float | None = None
+
+    def take_all(self, events: Iterable[Event], now: float | None) -> float:
+        """More events, in any order, that are there at ``now``; the time of the newest.
+
+        Each gets a time after the first and before the last that the agent has given its own time.
+        """
+        ordered = sorted(self._within(list(events), now), key=lambda event: event.ts)
+        for event in ordered:
+            self._timeline.take(event)
+        return ordered[-1].ts if ordered else 0.0
+
+    def _within(self, events: list[Event], now: float | None) -> Iterator[Event]:
+        openings = [event.ts for event in events if isinstance(event, _OPENING)]
+        if self._began is None and openings:
+            self._began = min(openings)
+        began = float("-inf") if self._began is None else self._began
+        ends = (event.ts for event in events if isinstance(event, VerdictEvent))
+        over = max(began, max(ends, default=now or float("inf")))
+        for event in events:
+            ts = min(max(event.ts, began), over)
+            yield event if ts == event.ts else msgspec.structs.replace(event, ts=ts)
 
     def take(self, event: Event) -> None:
         """One more event, in order of time."""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ncclops.notify.rules import Notice, Progress
+from ncclops.plain_text import plain_line
 from ncclops.redaction.redactor import Redactor
 
 SCHEMA = "ncclops.notification/1"
@@ -119,8 +120,9 @@ def _line(notice: Notice) -> str:
 
 
 def _text(text: str) -> str:
-    """In one line, without secrets: an exception may quote one."""
-    return " ".join(Redactor().text(text).split())[:_MOST_CHARS]
+    """In one line, without secrets and what a terminal acts on: an exception may quote both."""
+    # Cut before, too, and where no secret is cut in two that is still shown.
+    return plain_line(Redactor().text(text[: 16 * _MOST_CHARS]), _MOST_CHARS)
 
 
 def _clean(details: Mapping[str, Any]) -> dict[str, Any]:

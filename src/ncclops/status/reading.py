@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclops.errors import UsageError
-from ncclops.goodput import measure, spans
+from ncclops.goodput import SpansSoFar, measure
 from ncclops.host import process_view
 from ncclops.host_name import host_name
 from ncclops.record import event_log
-from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN
 from ncclops.status import compare, merge
@@ -33,7 +32,7 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._facts = RunFacts(run_id=run_dir.name)
-        self._events: list[Event] = []
+        self._spans = SpansSoFar()
         self._reader = event_log.follow(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
         self._is_of_this_boot = _is_of_this_boot(run_dir)
@@ -45,9 +44,10 @@ class RunReader:
 
     def own(self) -> RunStatus:
         """The status now, of what this run directory records."""
-        for event in self._reader.new():
+        new = list(self._reader.new())
+        for event in new:
             self._facts.add(event)
-            self._events.append(event)
+        self._spans.take_all(new, time.time())
         return self._own_status()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class RunReader:
             ranks=ranks,
             faults=dict(facts.faults),
             last_fault=facts.last_fault,
-            goodput=measure(spans(self._events, now=now)).to_json(),
+            goodput=measure(self._spans.until(now)).to_json(),
         )
         return _with_verdict(status, facts)
 

@@ -5,9 +5,10 @@ process once, with the command line of a worker (so that its workers look like o
 and before it meets the other nodes. It imports, and forks a worker for each request.
 
 A fork copies what the kernel sees of a process and one thread of it. So it is done only where
-nothing else is there to be copied: no second thread, whose locks would stay locked, and no device
-of CUDA, whose driver does not survive a fork. A server that has either says so and ends; its
-workers are then started as usual.
+nothing else is there to be copied: no second thread, whose locks would stay locked, no device
+of CUDA, whose driver does not survive a fork, and nothing that the imports have changed for the
+whole process, such as its directory. A server that has any of these says so and ends; its workers
+are then started as usual. What the imports have changed in the environment, workers get.
 
 A worker is to be the agent's own child, as one that is started afresh: what a parent alone may do
 is wait for it, and have the kernel end it with the parent. So it is forked twice. The process
@@ -47,7 +48,8 @@ from ncclops.record.fork_messages import (
 )
 from ncclops.record.variables import COMMANDS_FD, RESTART
 from ncclops.restart import store_server
-from ncclops.worker import after_import, group_defaults, parent_death
+from ncclops.worker import after_import, group_defaults, parent_death, process_state
+from ncclops.worker.process_state import ProcessState
 
 # Files that a process has open once CUDA or ROCm is in use in it.
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -72,15 +74,17 @@ def serve_if_asked() -> None:
 class _Server:
     def __init__(self, agent: socket.socket) -> None:
         self._agent = agent
+        self._variables: dict[str, tuple[str | None, str | None]] = {}
 
     def serve(self, imports: Sequence[str]) -> None:
         """Import, then fork until the agent hangs up. Returns in workers alone."""
-        began = time.monotonic()
+        began, environ, before = time.monotonic(), dict(os.environ), ProcessState.now()
         gc.disable()  # what modules make stays: looking through it again and again frees nothing
         failed = _import(imports)
         _prepare_workers()
+        self._variables = process_state.changed_variables(environ)
         _end_threads_that_are_prepared()
-        if (why := unfit()) is not None:
+        if (why := unfit(before)) is not None:
             self._say(Unfit(why=why))
             sys.exit(0)
         gc.enable()
@@ -120,6 +124,7 @@ class _Server:
             if what == STORE:
                 _be_store(descriptors, agent_pid)
             _become_worker(descriptors)
+            process_state.change_variables(self._variables)
             return True
         if between > 0:
             os.close(pid_write)
@@ -229,8 +234,9 @@ def _end_threads_that_are_prepared() -> None:
     os.waitpid(child, 0)
 
 
-def unfit(proc: Path = Path("/proc/self")) -> str | None:
-    """Why a fork of the process under ``proc`` would not be safe; None if it is."""
+def unfit(before: ProcessState, proc: Path = Path("/proc/self")) -> str | None:
+    """Why a fork of the process under ``proc`` would not be safe, or as good as a new process;
+    None if it is. ``before``: what this process was like when it had imported nothing."""
     main = (proc / "task").resolve().parent.name  # a thread has the number of its process
     others = [task for task in (proc / "task").iterdir() if task.name != main]
     if others:
@@ -243,4 +249,6 @@ def unfit(proc: Path = Path("/proc/self")) -> str | None:
             continue
         if target.startswith(_GPU_DEVICES):
             return f"the imports have opened {target}"
+    if changed := ProcessState.now().changed(before):
+        return f"the imports have changed {', '.join(changed)}"
     return None
