@@ -98,8 +98,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     options.check_compat(planned)
     if request.require_network:
         options.check_nccl_says(effective(planned))
-    if line := inherited.in_a_line(inherited.left_on(plan, request.profile, os.environ, context)):
-        remarks.append(line)
+    remarks += inherited.lines_at_launch(plan, request.profile, os.environ, context)
     around = Surroundings(
         restart=request.mode,
         environ=planned,
