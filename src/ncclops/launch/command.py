@@ -383,6 +383,10 @@ def _hang_limits(prepared: Prepared) -> hang.HangLimits:
 
 def _notify_plan(profile: Profile) -> NotifyPlan | None:
     """Whom the job tells what; None: nobody. Raises ``UsageError`` for a secret that is missing."""
+    if (given := os.environ.get(variables.NOTIFY, "off")) != "off":
+        raise UsageError(f"{variables.NOTIFY}={given}: only off is known: correct or unset it")
+    if variables.NOTIFY in os.environ:
+        return None
     if not profile.notify.to and not os.environ.get(KUBEFLOW_URL):
         return None
     from ncclops.notify.targets import settle as settle_targets  # not loaded for nothing
