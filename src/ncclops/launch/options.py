@@ -13,7 +13,7 @@ from typing import cast, get_args
 from ncclops.agent.layout import Shown, Target
 from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
-from ncclops.launch.request import Preflight
+from ncclops.launch.request import Preflight, Restart
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
 from ncclops.record.variables import COMPAT
@@ -103,6 +103,15 @@ def parse_preflight(text: str) -> Preflight:
         if text == choice:
             return cast("Preflight", choice)
     raise UsageError(f"--preflight {text}: choose off, host or full")
+
+
+def parse_restart(text: str) -> Restart:
+    """What ``--restart`` may be. Raises ``UsageError``."""
+    choices = get_args(Restart)
+    for choice in choices:
+        if text == choice:
+            return cast("Restart", choice)
+    raise UsageError(f"--restart {text}: choose {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 def checked_collectives(*, wanted: bool, preflight: str) -> bool:
