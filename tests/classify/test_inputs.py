@@ -14,6 +14,7 @@ import zstandard
 from ncclops.classify import classify_paths, inputs, load_signatures
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
+from tests.conftest import CompletedText
 from tests.record.deep_tree import deep_tree
 
 LOADED = load_signatures()
@@ -240,3 +241,18 @@ def test_a_link_to_a_file_of_another_user_is_left_out(tmp_path: Path) -> None:
     assert report.verdict.class_ != "cuda-error"
     (note,) = report.notes
     assert note == f"{directory / 'foreign.log'} was left out: a link to a file of another user"
+
+
+def test_a_run_is_named_by_its_id(
+    tmp_path: Path, ncclops_in_process: Callable[..., CompletedText]
+) -> None:
+    run = tmp_path / "runs" / "20261126-1"
+    (run / "ranks" / "2").mkdir(parents=True)
+    (run / "events.jsonl").write_text("")
+    (run / "ranks" / "2" / "stderr.log").write_bytes(LOG)
+    for name in ("20261126-1", "2026"):
+        done = ncclops_in_process("classify", name)
+        assert "begun by rank 2" in done.stdout, done.stderr
+        assert "runs/20261126-1/ranks/2/stderr.log:51" in done.stdout
+    missing = ncclops_in_process("classify", "2025")
+    assert "cannot read 2025: No such file" in missing.stderr

@@ -46,9 +46,7 @@ def _linted(
 
 
 def _misspelt(plan: Plan, findings: Iterable[LintFinding]) -> list[str]:
-    kept = {
-        row.name for row in plan.changes if row.action == "keep" and row.source == COMMAND_LINE
-    }
+    kept = {row.name for row in plan.changes if row.action == "keep" and row.source == COMMAND_LINE}
     # Without a name that is like it, it may be one of a site's own, and no mistake.
     return [
         f"{finding.message}; {finding.remedy} (`ncclops env lint` checks the others)"

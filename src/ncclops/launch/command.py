@@ -78,6 +78,8 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
     remarks = list(request.remarks)
     _check_overrides(request.overrides)
+    if line := options.behind_the_script(request.target):
+        remarks.append(line)
     gpus = find_gpus()
     if gpus.remark:
         remarks.append(gpus.remark)

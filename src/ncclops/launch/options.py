@@ -22,6 +22,7 @@ from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 # Of an option's value in an error.
 _SHOWN_CHARS = 80
 _MOST_LINKS = 40  # the kernel's limit
+_LAUNCHERS_OWN = re.compile(r"--(?:nproc|rdzv)[-_][a-z_-]+")
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
@@ -159,6 +160,22 @@ def follows_a_parameter(profile: Profile, asked: Iterable[str]) -> list[str]:
                     f" {as_text(profile.parameters[parameter])}: --param {parameter}=TIME sets all"
                 )
     return lines
+
+
+def behind_the_script(target: Target) -> str | None:
+    """A line where an option that is hardly ever a script's own stands behind it; None: none does.
+
+    Others, such as --profile and --nnodes, scripts have as well.
+    """
+    words = [word.partition("=")[0] for word in target.arguments]
+    found = [word for word in words if _LAUNCHERS_OWN.fullmatch(word)]
+    if not found:
+        return None
+    stands, them = ("stands", "it") if len(found) == 1 else ("stand", "them")
+    return (
+        f"{', '.join(found)} {stands} behind {target.name}, which gets {them}: an option of launch"
+        " comes before the script"
+    )
 
 
 def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:
