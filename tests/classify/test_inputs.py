@@ -16,6 +16,7 @@ import zstandard
 from ncclops.classify import classify_paths, inputs, load_signatures
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
+from tests.conftest import CompletedText
 from tests.record.deep_tree import deep_tree
 
 LOADED = load_signatures()
@@ -258,3 +259,18 @@ def test_a_log_that_is_packed_otherwise_is_said_to_be(
     report = classify_paths([tmp_path], LOADED)
     assert report.verdict.class_ == "cuda-error"
     assert any("left out" in note for note in report.notes)
+
+
+def test_a_run_is_named_by_its_id(
+    tmp_path: Path, ncclops_in_process: Callable[..., CompletedText]
+) -> None:
+    run = tmp_path / "runs" / "20261126-1"
+    (run / "ranks" / "2").mkdir(parents=True)
+    (run / "events.jsonl").write_text("")
+    (run / "ranks" / "2" / "stderr.log").write_bytes(LOG)
+    for name in ("20261126-1", "2026"):
+        done = ncclops_in_process("classify", name)
+        assert "begun by rank 2" in done.stdout, done.stderr
+        assert "runs/20261126-1/ranks/2/stderr.log:51" in done.stdout
+    missing = ncclops_in_process("classify", "2025")
+    assert "cannot read 2025: No such file" in missing.stderr

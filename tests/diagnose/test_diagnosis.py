@@ -121,6 +121,20 @@ def test_records_that_are_damaged_are_notes(tmp_path: Path, content: str) -> Non
     assert found.notes[1].startswith("the latest incident cannot be read: ")
 
 
+def test_an_incident_that_the_end_of_the_run_cut_short_is_a_note(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    run = run_with(tmp_path, {"outcome": "stopped", "exit_code": 1, "reason": "requested: x"})
+    snapshot = run / "incidents" / "0" / "rank0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "process.json").write_text("{}")
+    found = diagnose(run)
+    assert found.notes == ("incident 0 was cut short: the run ended before it was written",)
+    assert "try `ncclops diagnose`" in ncclops_in_process("incident", run).stderr
+    (snapshot / "stacks.txt").write_text("")
+    assert "try `ncclops flight analyze " in ncclops_in_process("incident", run).stderr
+
+
 def test_an_incident_of_another_version_is_a_note(tmp_path: Path) -> None:
     run = run_with(tmp_path, failed())
     (run / "incidents" / "0").mkdir(parents=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env import Overrides, PlanContext, compute_plan
-from ncclops.env.inherited import in_a_line, left_on
+from ncclops.env.inherited import in_a_line, left_on, lines_at_launch
 from ncclops.profiles import load_profiles
 
 
@@ -84,3 +84,24 @@ def test_all_is_one_line() -> None:
     )
     assert "\n" not in line
     assert in_a_line({}) is None
+
+
+def said(environ: Mapping[str, str], overrides: Overrides | None = None) -> list[str]:
+    profile = load_profiles(["single-node-h200"])
+    plan = compute_plan(profile, environ, overrides or Overrides(), PlanContext())
+    return lines_at_launch(plan, profile, environ, PlanContext())
+
+
+def test_a_misspelt_name_is_told_wherever_it_comes_from() -> None:
+    typo = {"NCCL_NVLS_ENABEL": "0"}
+    (line,) = said(typo)
+    assert line.startswith("NCCL_NVLS_ENABEL is not known: nothing in the catalogue reads it; did")
+    assert "NCCL_NVLS_ENABLE or " in line
+    assert said({}, Overrides(set=typo)) == [line]
+
+
+def test_a_name_that_is_kept_or_removed_or_like_no_other_is_not() -> None:
+    typo = {"NCCL_DEBUGG": "INFO"}
+    assert said(typo, Overrides(keep=frozenset(typo))) == []
+    assert said(typo, Overrides(unset=frozenset(typo))) == []
+    assert said({"NCCL_OUR_SITE": "1", "PYTORCH_BUILD_VERSION": "2.9", "TORCH_HOME": "/x"}) == []

@@ -68,6 +68,7 @@ def test_a_store_that_something_has_stopped_is_woken_again_and_again(tmp_path: P
 
     try:
         asyncio.run(stop_it_twice())
-        assert server.process.poll() is None
+        assert (stat := process_view.read_stat(place)) is not None
+        assert stat.state not in "ZX"
     finally:
         server.close()

@@ -11,6 +11,7 @@ import pytest
 from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
 from ncclops.launch.options import (
+    behind_the_script,
     check_attached,
     check_target,
     parse_nproc,
@@ -163,3 +164,14 @@ def test_how_often_snapshots_are_taken(text: str | None) -> None:
 def test_what_is_no_frequency_of_snapshots_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--snapshot-every .*: give a number of steps, auto, or"):
         parse_snapshot_every(text)
+
+
+def test_an_option_of_launch_behind_the_script_is_told() -> None:
+    line = behind_the_script(Target("script", "t.py", ("--lr", "1", "--nproc_per_node=2")))
+    assert line is not None
+    assert line.startswith("--nproc_per_node stands behind t.py, which gets it: ")
+    both = behind_the_script(Target("script", "t.py", ("--nproc-per-node", "2", "--rdzv-id=7")))
+    assert both is not None
+    assert both.startswith("--nproc-per-node, --rdzv-id stand behind t.py")
+    own = ("--profile", "--nnodes", "2", "--restart", "nproc-per-node")
+    assert behind_the_script(Target("script", "t.py", own)) is None

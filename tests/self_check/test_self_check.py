@@ -111,13 +111,25 @@ def test_everything_that_works_here_is_said(
     scratch.mkdir()
     # As a step of Slurm on two nodes has it: this is about this machine alone.
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}
-    done = ncclops("self-check", "--json", "--no-exit-code", env={"TMPDIR": str(scratch), **slurm})
+    # A site that is told of all jobs, by a channel whose secret is not here.
+    told = tmp_path / "told.jsonl"
+    base = tmp_path / "config" / "ncclops" / "profiles" / "base.toml"
+    base.parent.mkdir(parents=True)
+    base.write_text(
+        'extends = "base"\ndescription = "d"\n'
+        '[notify.to.ops]\nkind = "json"\nurl_env = "NO_SUCH_URL"\n'
+        f'[notify.to.duty]\nkind = "command"\ncommand = ["tee", "-a", "{told}"]\nheartbeat = "1s"\n'
+    )
+    site = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environ = {"TMPDIR": str(scratch), **slurm, **site}
+    done = ncclops("self-check", "--json", "--no-exit-code", env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["schema"] == "ncclops.self-check/1"
     found = {each["check"]: each for each in document["findings"]}
     assert set(KNOWN) < set(found)
     assert (found["self.restart"]["status"], found["self.restart"]["remedy"]) == ("OK", "")
+    assert not told.exists(), "nobody is paged for a fault that is meant"
     assert "host.shm" in found, "preflight's checks are part of it"
     assert document["status"] == max(
         (each["status"] for each in found.values()), key=list(Status).index

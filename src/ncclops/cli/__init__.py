@@ -129,6 +129,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, prog_name="ncclops", standalone_mode=False)
         sys.stdout.flush()
     except NcclopsError as error:
+        _tell_the_starter(error)
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
@@ -141,6 +142,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # accept (it carries its own click since 0.20); that they can word themselves did not.
         format_message = getattr(error, "format_message", None)
         if format_message is not None:
+            _tell_the_starter(UsageError(format_message()))
             return _fail(format_message(), getattr(error, "exit_code", 2))
         return _fail_for_what_is_exhausted(error)
     return code if isinstance(code, int) else 0
@@ -165,6 +167,16 @@ def _open_missing_streams() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+def _tell_the_starter(error: NcclopsError) -> None:
+    """``error``, of options that were not even parsed, to a program that starts a run with them."""
+    if "NCCLOPS_START_REPORT_FD" not in os.environ:  # ``start_report.VARIABLE``
+        return
+    from ncclops.launch import start_report
+
+    with suppress(NcclopsError), start_report.reporting(os.environ):
+        raise error
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,8 @@ def classify(
         list[str] | None,
         typer.Argument(
             metavar="PATH...",
-            help="Log files (plain, gzip, zstd), directories of per-rank logs, or - for stdin.",
+            help="Log files (plain, gzip, zstd), directories of per-rank logs, runs (by id as"
+            " well), or - for stdin.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +72,7 @@ def classify(
         return
     if not paths:
         raise UsageError("nothing to classify: name a log, a directory of logs, or - for stdin")
-    report = classify_paths(paths, loaded)
+    report = classify_paths([_log_or_run(path) for path in paths], loaded)
     if json:
         from ncclops.cli._output import print_json
 
@@ -79,6 +81,19 @@ def classify(
         _print_report(report)
     if exit_code:
         raise typer.Exit(report.verdict.exit_code)
+
+
+def _log_or_run(text: str) -> str:
+    """``text``, or the run of that id, or that begins so, where it is no path."""
+    from ncclops.errors import UsageError
+    from ncclops.record.runs import find
+
+    if text == "-" or "/" in text or Path(text).exists():
+        return text
+    try:
+        return os.path.relpath(find(text).path)
+    except UsageError:
+        return text  # who reads it says that there is no such file
 
 
 def _print_report(report: Report) -> None:

@@ -6,6 +6,7 @@ cannot be read becomes a note, never a failure.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -17,16 +18,17 @@ import msgspec
 
 from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
+from ncclops.diagnose.pace import Pace
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.host import process_identity
 from ncclops.host.process_identity import ProcessIdentity
-from ncclops.record import event_log, runs
+from ncclops.record import event_log, incident_record, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import GpuFault
 from ncclops.record.events import Event, GpuFaultEvent
-from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.record.paths import EVENTS, INCIDENT, RunPaths, numbered
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story, TriedStep
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
@@ -162,6 +164,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     if found is None and failed:
         found = _classified(run, notes)
     broken = _gpu_faults(verdict, events)
+    pace = Pace.of(events, time.time())
     story = None if verdict is None else verdict.story
     if story is None and (failed or explains):  # under way, killed, or of an older version
         first = None if verdict is None else verdict.first_failure
@@ -180,7 +183,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         outcome=outcome,
         exit_code=None if verdict is None else verdict.exit_code,
         reason=None if verdict is None else verdict.reason,
-        what=_sentence(state, verdict, recorded) if story is None else story.what,
+        what=_sentence(state, verdict, recorded, pace) if story is None else story.what,
         story=story,
         classification=found,
         tried=tuple(tried(events)),
@@ -190,7 +193,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         recorded=recorded,
         receipt=_receipt(verdict),
         next_steps=tuple(advice_on(broken)) if story is None else tuple(story.next_steps),
-        next_command=_next_command(run, state, outcome, story),
+        next_command=_next_command(run, state, outcome, story, pace),
         notes=tuple(notes),
         gpu_faults=broken,
     )
@@ -216,7 +219,13 @@ def _run_id(record: VerdictRecord | RunRecord | None) -> str | None:
 
 
 def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
-    if not numbered(RunPaths(run).incidents):
+    incidents = RunPaths(run).incidents
+    if not (known := numbered(incidents)):
+        return None
+    directory = incidents / str(known[-1])
+    is_cut = not (directory / INCIDENT).exists() and incident_record.read(directory) is None
+    if is_cut and RunPaths(run).verdict.exists():
+        notes.append(f"incident {known[-1]} was cut short: the run ended before it was written")
         return None
     try:
         return report_incident(run, None)
@@ -252,9 +261,13 @@ def _why_not_retried(verdict: VerdictRecord | None) -> str:
     return "" if found is None or found.decision is None else found.decision.reason
 
 
-def _sentence(state: State, verdict: VerdictRecord | None, recorded: Recorded | None) -> str:
+def _sentence(
+    state: State, verdict: VerdictRecord | None, recorded: Recorded | None, pace: Pace
+) -> str:
+    if state == "running" and pace.is_overdue:
+        return f"the run is under way with no fault on record, but {pace}: it may hang"
     if state == "running":
-        return "the run is under way, and nothing is wrong that is on record"
+        return f"the run is under way, and nothing is wrong that is on record; {pace}"
     if verdict is not None:
         return verdict.reason or "no reason is on record"
     if recorded is not None:
@@ -266,11 +279,13 @@ def _receipt(verdict: VerdictRecord | None) -> str | None:
     return None if verdict is None or verdict.receipt is None else verdict.receipt.verdict
 
 
-def _next_command(run: Path, state: State, outcome: str | None, story: Story | None) -> str:
+def _next_command(
+    run: Path, state: State, outcome: str | None, story: Story | None, pace: Pace
+) -> str:
     """The command that shows more of what matters here."""
     name = quote(str(run))
     if state == "running":
-        return f"ncclops {'status' if story is None else 'stacks'} {name}"
+        return f"ncclops {'stacks' if story is not None or pace.is_overdue else 'status'} {name}"
     if story is not None:
         return story.next_command
     if outcome == "no-receipt":

@@ -37,6 +37,8 @@ from ncclops.stacks.parsing import traceback_frames
 # The classifier's: what a rank shows that fails because of what another rank does, or does not do.
 _MISMATCH, _WAITED = "collective-mismatch", ("watchdog-timeout", "watchdog-compile")
 _MOST_CALLERS = 3
+# What `flight analyze` reads.
+_ANALYSED = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO, snapshot_files.STACKS)
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
 _CLOCKS_S = 1.0  # of several nodes
 _MOST_CHARS = 300
@@ -219,10 +221,12 @@ def _record(directory: Path) -> IncidentRecord:
     record = incident_record.read(directory)
     if record is not None:
         return record
+    there = (f"rank*/{name}" for name in _ANALYSED)
+    is_shown = any(any(directory.glob(pattern)) for pattern in there)
+    command = f"flight analyze {directory}" if is_shown else "diagnose"
     raise UsageError(
-        f"{directory} has snapshots and no {INCIDENT}: the run ended before it was"
-        " written;"
-        f" try `ncclops flight analyze {directory}`"
+        f"{directory} has no {INCIDENT}: the run ended before it was written; try"
+        f" `ncclops {command}`"
     )
 
 

@@ -1,13 +1,15 @@
-"""What the shell has left on that reaches the workers, such as ``NCCL_DEBUG=INFO``.
+"""What is told of the workers' variables at a launch: what the shell has left on, such as
+``NCCL_DEBUG=INFO``, and names that nothing reads, which look like one that is read.
 
-Each such setting is one that a lint rule marks ``at_launch``. What the command line or the profile
-says is chosen, and no remnant.
+What was left on is what a lint rule marks ``at_launch``. What the command line or the profile says
+is chosen, and no remnant; a misspelt name is one wherever it stands, unless ``--keep`` names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from ncclops.env.catalogue import nearest_names
 from ncclops.env.lint import LintFinding, lint, of_environment
 from ncclops.env.lint.model import Circumstances, under_profile
 from ncclops.env.lint.rules import rules
@@ -20,8 +22,43 @@ def left_on(
     plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
 ) -> dict[str, LintFinding]:
     """``NAME=VALUE`` of what is inherited and left as it is, with what is to be said about it."""
+    return _left_on(plan, profile, *_linted(plan, profile, environ, context))
+
+
+def lines_at_launch(
+    plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
+) -> list[str]:
+    """What a launch says about the variables of its workers."""
+    after, findings = _linted(plan, profile, environ, context)
+    line = in_a_line(_left_on(plan, profile, after, findings))
+    return [*_misspelt(plan, findings), *([line] if line else [])]
+
+
+def _linted(
+    plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
+) -> tuple[dict[str, str], list[LintFinding]]:
     workers = plan.apply(environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
     files = {name: found.value for name, found in from_files(workers).items()}
+    after = files | workers
+    where = under_profile(profile, Circumstances(restart=context.restart, torch=context.torch))
+    return after, lint(of_environment(after), where)
+
+
+def _misspelt(plan: Plan, findings: Iterable[LintFinding]) -> list[str]:
+    kept = {row.name for row in plan.changes if row.action == "keep" and row.source == COMMAND_LINE}
+    # Without a name that is like it, it may be one of a site's own, and no mistake.
+    return [
+        f"{finding.message}; {finding.remedy} (`ncclops env lint` checks the others)"
+        for finding in findings
+        if finding.rule == "unknown-name"
+        and kept.isdisjoint(finding.names)
+        and any(map(nearest_names, finding.names))
+    ]
+
+
+def _left_on(
+    plan: Plan, profile: Profile, after: Mapping[str, str], findings: Iterable[LintFinding]
+) -> dict[str, LintFinding]:
     rows = plan.changes
     chosen = {row.name for row in rows if row.action != "keep" or row.source == COMMAND_LINE}
     chosen |= {
@@ -29,12 +66,10 @@ def left_on(
         for name, entries in profile.env.items()
         if any(entry.action == "set" for entry in entries)
     }
-    where = under_profile(profile, Circumstances(restart=context.restart, torch=context.torch))
     told = {rule.id for rule in rules() if rule.at_launch}
-    after = files | workers
     return {
         f"{name}={after[name]}": finding
-        for finding in lint(of_environment(after), where)
+        for finding in findings
         if finding.rule in told
         for name in finding.names
         if name not in chosen

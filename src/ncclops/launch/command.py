@@ -78,6 +78,8 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
     remarks = list(request.remarks)
     _check_overrides(request.overrides)
+    if line := options.behind_the_script(request.target):
+        remarks.append(line)
     gpus = find_gpus()
     if gpus.remark:
         remarks.append(gpus.remark)
@@ -98,8 +100,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     options.check_compat(planned)
     if request.require_network:
         options.check_nccl_says(effective(planned))
-    if line := inherited.in_a_line(inherited.left_on(plan, request.profile, os.environ, context)):
-        remarks.append(line)
+    remarks += inherited.lines_at_launch(plan, request.profile, os.environ, context)
     around = Surroundings(
         restart=request.mode,
         environ=planned,
@@ -389,6 +390,10 @@ def _hang_limits(prepared: Prepared) -> hang.HangLimits:
 
 def _notify_plan(profile: Profile) -> NotifyPlan | None:
     """Whom the job tells what; None: nobody. Raises ``UsageError`` for a secret that is missing."""
+    if (given := os.environ.get(variables.NOTIFY, "off")) != "off":
+        raise UsageError(f"{variables.NOTIFY}={given}: only off is known: correct or unset it")
+    if variables.NOTIFY in os.environ:
+        return None
     if not profile.notify.to and not os.environ.get(KUBEFLOW_URL):
         return None
     from ncclops.notify.targets import settle as settle_targets  # not loaded for nothing

@@ -13,7 +13,7 @@ from typing import cast, get_args
 from ncclops.agent.layout import Shown, Target
 from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
-from ncclops.launch.request import Preflight
+from ncclops.launch.request import Preflight, Restart
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
 from ncclops.record.variables import COMPAT
@@ -22,6 +22,7 @@ from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 # Of an option's value in an error.
 _SHOWN_CHARS = 80
 _MOST_LINKS = 40  # the kernel's limit
+_LAUNCHERS_OWN = re.compile(r"--(?:nproc|rdzv)[-_][a-z_-]+")
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
@@ -105,6 +106,15 @@ def parse_preflight(text: str) -> Preflight:
     raise UsageError(f"--preflight {text}: choose off, host or full")
 
 
+def parse_restart(text: str) -> Restart:
+    """What ``--restart`` may be. Raises ``UsageError``."""
+    choices = get_args(Restart)
+    for choice in choices:
+        if text == choice:
+            return cast("Restart", choice)
+    raise UsageError(f"--restart {text}: choose {', '.join(choices[:-1])} or {choices[-1]}")
+
+
 def checked_collectives(*, wanted: bool, preflight: str) -> bool:
     """Whether collectives are tried. Raises ``UsageError`` where nothing is checked."""
     if wanted and preflight == "off":
@@ -150,6 +160,22 @@ def follows_a_parameter(profile: Profile, asked: Iterable[str]) -> list[str]:
                     f" {as_text(profile.parameters[parameter])}: --param {parameter}=TIME sets all"
                 )
     return lines
+
+
+def behind_the_script(target: Target) -> str | None:
+    """A line where an option that is hardly ever a script's own stands behind it; None: none does.
+
+    Others, such as --profile and --nnodes, scripts have as well.
+    """
+    words = [word.partition("=")[0] for word in target.arguments]
+    found = [word for word in words if _LAUNCHERS_OWN.fullmatch(word)]
+    if not found:
+        return None
+    stands, them = ("stands", "it") if len(found) == 1 else ("stand", "them")
+    return (
+        f"{', '.join(found)} {stands} behind {target.name}, which gets {them}: an option of launch"
+        " comes before the script"
+    )
 
 
 def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from ncclops.durations import format_duration
+from ncclops.errors import UsageError
 from ncclops.profiles.model import as_text
 
 Restart = Literal["in-process", "in-process:grow", "process", "none"]
@@ -118,7 +119,7 @@ class LaunchRequest:
 
     def command_line(self) -> list[str]:
         """The arguments of ``ncclops`` that mean the same: what a person would type."""
-        return ["launch", *self._options(), fspath(self.target), *self.arguments]
+        return ["launch", *self._options(), fspath(self.target), *self.words]
 
     def _options(self) -> Iterator[str]:
         plain = {each.name: each.default for each in fields(self)}
@@ -144,6 +145,15 @@ class LaunchRequest:
             yield from _option("require_network", name)
         if self.program:
             yield "--no-python"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """``arguments``. Raises ``UsageError`` for one string, whose letters they would be."""
+        if isinstance(self.arguments, str):
+            raise UsageError(
+                f"arguments={self.arguments!r}: give a list of words, as shlex.split makes of it"
+            )
+        return tuple(self.arguments)
 
     @property
     def profiles(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     )
     if request.networks:
         profile = replace(profile, network=NetworkSettings(request.networks, log=True))
-    restart, _, grow = request.restart.partition(":")
+    restart, _, grow = options.parse_restart(request.restart).partition(":")
     if grow:
         profile = replace(profile, restarts=replace(profile.restarts, grow=True))
     if request.warm_start is not None:
@@ -50,7 +50,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     return Resolved(
         target=options.target_of(
             os.fspath(request.target),
-            tuple(request.arguments),
+            request.words,
             module=request.module,
             program=request.program,
         ),

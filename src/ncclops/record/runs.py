@@ -80,7 +80,7 @@ def _named(text: str, parent: Path) -> Path:
         case []:
             raise UsageError(
                 f"no run {text!r}: it is neither a run directory nor the beginning of a run's id"
-                f" in {parent}/"
+                f" in {parent}/; `ncclops runs` lists those there are"
             )
         case several:
             raise UsageError(f"{text!r} fits several runs ({some_of(sorted(several))}): say more")

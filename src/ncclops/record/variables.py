@@ -33,6 +33,9 @@ SNAPSHOT_EVERY = "NCCLOPS_SNAPSHOT_EVERY"
 # nvrx: the worker serves the import name of NVIDIA's in-process wrapper (``restart.alias``). Not
 # among ``OURS``: a user or a profile sets it, and the processes of a worker may want to know.
 COMPAT = "NCCLOPS_COMPAT"
+# off: nobody is told of the run, whatever the profile says. For people to set, and for a run that
+# is none of theirs, as that of the self-check.
+NOTIFY = "NCCLOPS_NOTIFY"
 # The names of the job's nodes, by their numbers; absent on a single node.
 NODES = "NCCLOPS_NODES"
 

@@ -126,6 +126,8 @@ def with_named(
     found: dict[str, timedelta] = {}
     for name, limit in reversed(list(asked.items())):
         own = name if name.startswith(GROUPS) else name.strip().replace("-", "_")
+        if not isinstance(limit, timedelta):  # of a caller in Python that no type checker sees
+            raise UsageError(f"--timeout {name}: give a datetime.timedelta, not {limit!r}")
         if limit <= timedelta(0):
             raise UsageError(f"--timeout {name}={format_duration(limit)}: must be positive")
         if own not in known and not own.startswith(GROUPS):

@@ -43,6 +43,11 @@ def test_what_cannot_be_linted(tmp_path: Path, name: str, content: bytes, compla
     assert "\n" not in str(told.value)
 
 
+def test_of_a_directory_the_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a directory: name the files in it, as .*/\*\.sh$"):
+        linted(tmp_path)
+
+
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.sh")
     for path in (tmp_path / "pipe.sh", Path("/dev/zero")):

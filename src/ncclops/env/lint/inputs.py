@@ -96,6 +96,8 @@ def of_profile(profile: Profile, environ: Mapping[str, str], where: Circumstance
 def _read(name: str, path: Path) -> bytes:
     try:
         raw = read_stdin(_MOST_BYTES) if name == "-" else read_regular(path, _MOST_BYTES)
+    except IsADirectoryError:
+        raise UsageError(f"{name} is a directory: name the files in it, as {name}/*.sh") from None
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror}{advice(error)}") from None
     if b"\0" in raw:
