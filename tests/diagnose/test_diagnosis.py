@@ -228,7 +228,7 @@ def test_a_run_under_way_that_makes_no_steps_is_told(
     now = time.time()
     worker = {"event": "worker-started", "pid": os.getpid(), "attempt": 0, "started_ticks": 0}
     steps = [{"event": "step", "step": step, "step_s": 0.1} for step in (1, 2)]
-    events = [worker, {"event": "bootstrapped"}, *steps]
+    events: list[dict[str, Any]] = [worker, {"event": "bootstrapped"}, *steps]
     run = run_with(tmp_path, None, *({**each, "rank": 0, "ts": now - 90} for each in events))
     log = run / "ranks" / "0" / "stdout.log"
     log.parent.mkdir(parents=True)
