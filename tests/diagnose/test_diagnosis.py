@@ -60,6 +60,14 @@ def test_a_run_that_completed_has_nothing_wrong(tmp_path: Path) -> None:
     assert found.next_command == f"ncclops report {found.run_dir}"
 
 
+def test_of_a_run_that_went_on_without_a_rank_the_incident_is_next(tmp_path: Path) -> None:
+    verdict = {"outcome": "completed", "exit_code": 0, "reason": "rank 1 was killed by SIGKILL"}
+    run = run_with(tmp_path, verdict | {"ranks_lost": [1]})
+    assert diagnose(run).next_command == f"ncclops report {run}"  # nothing was recorded of it
+    (run / "incidents" / "0").mkdir(parents=True)
+    assert diagnose(run).next_command == f"ncclops incident {run} 0"
+
+
 def test_a_failure_without_an_incident_is_placed_by_its_traceback(tmp_path: Path) -> None:
     said = {"message": "torch.OutOfMemoryError", "tail": TRACEBACK, "exit_code": 1}
     first = {"rank": 1, "host": "n0", **said}

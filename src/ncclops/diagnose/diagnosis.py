@@ -162,6 +162,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     if found is None and failed:
         found = _classified(run, notes)
     broken = _gpu_faults(verdict, events)
+    lost = [] if verdict is None else verdict.ranks_lost
     story = None if verdict is None else verdict.story
     if story is None and (failed or explains):  # under way, killed, or of an older version
         first = None if verdict is None else verdict.first_failure
@@ -190,7 +191,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         recorded=recorded,
         receipt=_receipt(verdict),
         next_steps=tuple(advice_on(broken)) if story is None else tuple(story.next_steps),
-        next_command=_next_command(run, state, outcome, story),
+        next_command=_next_command(run, state, outcome, story, lost),
         notes=tuple(notes),
         gpu_faults=broken,
     )
@@ -272,13 +273,18 @@ def _receipt(verdict: VerdictRecord | None) -> str | None:
     return None if verdict is None or verdict.receipt is None else verdict.receipt.verdict
 
 
-def _next_command(run: Path, state: State, outcome: str | None, story: Story | None) -> str:
+def _next_command(
+    run: Path, state: State, outcome: str | None, story: Story | None, lost: Sequence[int]
+) -> str:
     """The command that shows more of what matters here."""
     name = quote(str(run))
+    incidents = numbered(RunPaths(run).incidents)
     if state == "running":
         return f"ncclops {'status' if story is None else 'stacks'} {name}"
     if story is not None:
         return story.next_command
+    if lost and incidents:  # it went on without them: why they were lost is told there
+        return f"ncclops incident {name} {incidents[-1]}"
     if outcome == "no-receipt":
         return f"ncclops receipt check {name}"
     return f"ncclops {'bundle' if outcome == 'failed' or state == 'lost' else 'report'} {name}"
