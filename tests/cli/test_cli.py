@@ -106,6 +106,12 @@ def test_every_command_of_the_table_can_be_loaded(ncclops_in_process: Ncclops) -
         assert done.stdout.startswith(f"Usage: ncclops {command.name} ")
 
 
+def test_a_group_without_a_command_shows_its_help(ncclops_in_process: Ncclops) -> None:
+    for group in ("env", "flight", "notify", "profile", "receipt", "store"):
+        bare, asked = ncclops_in_process(group), ncclops_in_process(group, "--help")
+        assert (bare.returncode, bare.stderr, bare.stdout) == (0, "", asked.stdout)
+
+
 def test_a_former_spelling_works_and_is_not_shown(ncclops_in_process: Ncclops) -> None:
     assert "where" not in ncclops_in_process("--help").stdout.split()
     now, before = (ncclops_in_process(name, "--limit", "5") for name in ("stacks", "where"))
@@ -164,6 +170,8 @@ def test_a_width_that_is_none_is_passed_over(columns: str, ncclops: Ncclops) -> 
     ("arguments", "suggestion"),
     [
         (["lanch"], "did you mean launch?"),
+        (["receipt", "chek"], "ncclops receipt has no command 'chek': did you mean check?"),
+        (["receipt", "runs/a"], "has no command 'runs/a': it has check, compare"),
         (["env", "export", "--format", "jsn"], "choose sh, dotenv or json; did you mean json?"),
         (["launch", "--restart", "in_process", "x.py"], "did you mean in-process?"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from ncclops.diagnose import diagnose
 from ncclops.errors import UsageError
-from ncclops.record import snapshot_files
+from ncclops.record import control_address, snapshot_files
 from tests.conftest import CompletedText, run_ncclops
 from tests.diagnose.conftest import LINE_OF, read, until, write_profile, write_training
 from tests.launch.conftest import Background
@@ -56,6 +58,14 @@ def test_a_run_that_completed_has_nothing_wrong(tmp_path: Path) -> None:
     assert (found.what, found.receipt) == ("2 workers exited 0", "healthy")
     assert (found.rank, found.classification, found.tried, found.incident) == (None, None, (), None)
     assert found.next_command == f"ncclops report {found.run_dir}"
+
+
+def test_of_a_run_that_went_on_without_a_rank_the_incident_is_next(tmp_path: Path) -> None:
+    verdict = {"outcome": "completed", "exit_code": 0, "reason": "rank 1 was killed by SIGKILL"}
+    run = run_with(tmp_path, verdict | {"ranks_lost": [1]})
+    assert diagnose(run).next_command == f"ncclops report {run}"  # nothing was recorded of it
+    (run / "incidents" / "0").mkdir(parents=True)
+    assert diagnose(run).next_command == f"ncclops incident {run} 0"
 
 
 def test_a_failure_without_an_incident_is_placed_by_its_traceback(tmp_path: Path) -> None:
@@ -218,6 +228,23 @@ def test_a_fault_that_the_job_recovered_from_is_history(
     assert page["culprit"]["rank"] is None
     assert [step["what"] for step in page["tried"]] == ["restart 1 in place"]
     assert "from which the job recovered: rank 1" in ncclops("diagnose").stdout
+
+
+def test_a_run_under_way_that_makes_no_steps_is_told(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    now = time.time()
+    worker = {"event": "worker-started", "pid": os.getpid(), "attempt": 0, "started_ticks": 0}
+    steps = [{"event": "step", "step": step, "step_s": 0.1} for step in (1, 2)]
+    events: list[dict[str, Any]] = [worker, {"event": "bootstrapped"}, *steps]
+    run = run_with(tmp_path, None, *({**each, "rank": 0, "ts": now - 90} for each in events))
+    log = run / "ranks" / "0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1 loss 2.0\nstep 2 loss 1.9\n")
+    os.utime(log, (now - 90, now - 90))
+    with control_address.listen_unix(run):
+        said = ncclops_in_process("diagnose").stdout
+    assert "nothing is wrong that is on record\nbut no step for 1m" in said
 
 
 @pytest.mark.slow

@@ -110,6 +110,26 @@ class CommandTable(TyperGroup):
                 )
 
 
+class CommandGroup(TyperGroup):
+    """A command that has commands of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the base class does; without a word the help, as of ``ncclops`` itself."""
+        if not args:  # the parser's own way is an error whose message is the help, in one line
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As the base class does; an error says what there is: a run may have been meant for it."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            close = get_close_matches(args[0], names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+            raise UsageError(f"{ctx.command_path} has no command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+
 class SectionedCommand(TyperCommand):
     """A command with many options: its help shows them by their panels."""
 
@@ -136,6 +156,8 @@ def _load(command: Command) -> Any:
             source
         )
         source = app
+    else:
+        source.info.cls = CommandGroup
     # Completion is an option of the whole; typer would add it to each part.
     source._add_completion = False
     built = typer.main.get_command(source)

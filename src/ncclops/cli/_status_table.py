@@ -44,13 +44,13 @@ def _about_run(status: RunStatus) -> list[Text]:
         kind = f" ({straggler.kind})" if straggler.kind else ""
         behind = f"{(straggler.ratio - 1):.0%} behind the median rank{kind}"
         lines.append(Text(f"straggler: rank {straggler.rank}, {behind}", style="yellow"))
-    if late := _without_step(status):
+    if late := without_step(status):
         lines.append(Text(late, style="yellow"))
     lines += [Text(note, style="yellow") for note in status.notes]
     return lines
 
 
-def _without_step(status: RunStatus) -> str | None:
+def without_step(status: RunStatus) -> str | None:
     """Which ranks that train have made no step for long, as far as steps are seen."""
     ages = {
         rank.rank: rank.step_age_s

@@ -6,7 +6,6 @@ cannot be read becomes a note, never a failure.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -18,7 +17,6 @@ import msgspec
 
 from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
-from ncclops.diagnose.pace import Pace
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.errors import NcclopsError, UsageError
@@ -164,7 +162,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     if found is None and failed:
         found = _classified(run, notes)
     broken = _gpu_faults(verdict, events)
-    pace = Pace.of(events, time.time())
+    lost = [] if verdict is None else verdict.ranks_lost
     story = None if verdict is None else verdict.story
     if story is None and (failed or explains):  # under way, killed, or of an older version
         first = None if verdict is None else verdict.first_failure
@@ -183,7 +181,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         outcome=outcome,
         exit_code=None if verdict is None else verdict.exit_code,
         reason=None if verdict is None else verdict.reason,
-        what=_sentence(state, verdict, recorded, pace) if story is None else story.what,
+        what=_sentence(state, verdict, recorded) if story is None else story.what,
         story=story,
         classification=found,
         tried=tuple(tried(events)),
@@ -193,7 +191,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         recorded=recorded,
         receipt=_receipt(verdict),
         next_steps=tuple(advice_on(broken)) if story is None else tuple(story.next_steps),
-        next_command=_next_command(run, state, outcome, story, pace),
+        next_command=_next_command(run, state, outcome, story, lost),
         notes=tuple(notes),
         gpu_faults=broken,
     )
@@ -261,13 +259,9 @@ def _why_not_retried(verdict: VerdictRecord | None) -> str:
     return "" if found is None or found.decision is None else found.decision.reason
 
 
-def _sentence(
-    state: State, verdict: VerdictRecord | None, recorded: Recorded | None, pace: Pace
-) -> str:
-    if state == "running" and pace.is_overdue:
-        return f"the run is under way with no fault on record, but {pace}: it may hang"
+def _sentence(state: State, verdict: VerdictRecord | None, recorded: Recorded | None) -> str:
     if state == "running":
-        return f"the run is under way, and nothing is wrong that is on record; {pace}"
+        return "the run is under way, and nothing is wrong that is on record"
     if verdict is not None:
         return verdict.reason or "no reason is on record"
     if recorded is not None:
@@ -280,14 +274,17 @@ def _receipt(verdict: VerdictRecord | None) -> str | None:
 
 
 def _next_command(
-    run: Path, state: State, outcome: str | None, story: Story | None, pace: Pace
+    run: Path, state: State, outcome: str | None, story: Story | None, lost: Sequence[int]
 ) -> str:
     """The command that shows more of what matters here."""
     name = quote(str(run))
+    incidents = numbered(RunPaths(run).incidents)
     if state == "running":
-        return f"ncclops {'stacks' if story is not None or pace.is_overdue else 'status'} {name}"
+        return f"ncclops {'status' if story is None else 'stacks'} {name}"
     if story is not None:
         return story.next_command
+    if lost and incidents:  # it went on without them: why they were lost is told there
+        return f"ncclops incident {name} {incidents[-1]}"
     if outcome == "no-receipt":
         return f"ncclops receipt check {name}"
     return f"ncclops {'bundle' if outcome == 'failed' or state == 'lost' else 'report'} {name}"
