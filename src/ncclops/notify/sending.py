@@ -112,6 +112,7 @@ def _end(connection: http.client.HTTPConnection) -> None:
     if (sock := connection.sock) is not None:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
 
 def _run(target: Target, body: bytes, processes: Processes, limit_s: float) -> None:
