@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,26 @@ def test_who_does_not_answer_is_not_waited_for(receiver: Receiver) -> None:
     with pytest.raises(NotSent, match=r"no answer within 0\.3 s|timed out"):
         post(receiver.url("/x"), limit_s=0.3)
     receiver.go_on.set()
+
+
+def test_nothing_goes_on_for_a_receiver_that_says_continue_for_ever() -> None:
+    """The thread that listened to it went on, at full load, and the next message made another."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def go_on() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.settimeout(LIMIT_S)
+                connection.recv(1 << 16)
+                while True:
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+            ended.set()
+
+        threading.Thread(target=go_on, daemon=True).start()
+        with pytest.raises(NotSent, match="no answer within"):
+            post(f"http://127.0.0.1:{server.getsockname()[1]}/", limit_s=0.3)
+        assert ended.wait(LIMIT_S)
 
 
 @pytest.mark.slow

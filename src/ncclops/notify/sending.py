@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -94,12 +95,24 @@ def send(
     if target.kind == "command":
         _run(target, body + b"\n", processes, limit_s)
         return
+    connections: list[http.client.HTTPConnection] = []
     try:
         # In a thread that is not waited for: a name server, or a receiver that answers a byte a
         # minute, may keep it for longer than any limit of a socket.
-        answer.within(limit_s, lambda: _post(target, body, limit_s))
+        answer.within(limit_s, lambda: _post(target, body, limit_s, connections))
     except TimeoutError:
+        for connection in connections:
+            _end(connection)
         raise NotSent(f"no answer within {limit_s:.2g} s", again=True) from None
+
+
+def _end(connection: http.client.HTTPConnection) -> None:
+    """Have the thread that waits in it end, too. A receiver that says ``100 Continue`` for ever
+    would keep one at work for each message."""
+    if (sock := connection.sock) is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
 
 def _run(target: Target, body: bytes, processes: Processes, limit_s: float) -> None:
@@ -116,14 +129,16 @@ def _run(target: Target, body: bytes, processes: Processes, limit_s: float) -> N
         raise NotSent(f"the command exited with {code}", again=False)
 
 
-def _post(target: Target, body: bytes, limit_s: float) -> None:
+def _post(
+    target: Target, body: bytes, limit_s: float, connections: list[http.client.HTTPConnection]
+) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"ncclops/{__version__}"}
     try:
         token = _token(target)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(target.url, data=body, headers=headers, method="POST")
-        with _opener(target).open(request, timeout=limit_s):
+        with _opener(target, connections).open(request, timeout=limit_s):
             return
     except urllib.error.HTTPError as error:
         error.close()
@@ -141,7 +156,42 @@ def _token(target: Target) -> str:
     return target.key if target.kind == "json" else ""
 
 
-def _opener(target: Target) -> urllib.request.OpenerDirector:
+class _HTTP(urllib.request.HTTPHandler):
+    """Of the standard library, and keeps its connections in ``opened``."""
+
+    def __init__(self, opened: list[http.client.HTTPConnection]) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, /, **options: Any) -> http.client.HTTPConnection:
+        self._opened.append(connection := http.client.HTTPConnection(host, **options))
+        return connection
+
+
+class _HTTPS(urllib.request.HTTPSHandler):
+    """The same, over TLS."""
+
+    def __init__(
+        self, context: ssl.SSLContext | None, opened: list[http.client.HTTPConnection]
+    ) -> None:
+        super().__init__(context=context)
+        self._tls, self._opened = context, opened
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, /, **options: Any) -> http.client.HTTPConnection:
+        connection = http.client.HTTPSConnection(host, context=self._tls, **options)
+        self._opened.append(connection)
+        return connection
+
+
+def _opener(
+    target: Target, connections: list[http.client.HTTPConnection]
+) -> urllib.request.OpenerDirector:
     """Without redirects: a message goes where it was meant to go, or nowhere."""
     opener = urllib.request.OpenerDirector()
     context = None
@@ -149,8 +199,8 @@ def _opener(target: Target) -> urllib.request.OpenerDirector:
         context = ssl.create_default_context(cafile=target.ca_file)
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=context),
+        _HTTP(connections),
+        _HTTPS(context, connections),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):
