@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ncclops.env import plan_environment
-from ncclops.env.request import parse_overrides, resolve_profile
+from ncclops.env.request import overrides_of, parse_overrides, resolve_profile
 from ncclops.errors import ProfileError, UsageError
 
 
@@ -60,3 +62,9 @@ def test_a_default_profile_that_is_not_there_is_refused_by_the_variables_name() 
     environ = {"NCCLOPS_PROFILE": "local-cp"}
     with pytest.raises(ProfileError, match=r"^NCCLOPS_PROFILE: unknown .* mean local-cpu\?"):
         resolve_profile([], environ=environ, say=print)
+
+
+def test_a_value_that_is_no_text_is_refused_where_python_gives_it() -> None:
+    given: Any = {"A": 1}
+    with pytest.raises(UsageError, match="env: A is 1: give text, or None to remove"):
+        overrides_of(given, ())

@@ -31,9 +31,8 @@ class Team:
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     returning: set[int] = field(default_factory=set)  # their new processes have not entered yet
-    own_wrapper: OwnWrapperEvent | None = (
-        None  # of the script; the one with growth, if there is one
-    )
+    # Of the script; the one with growth, if there is one.
+    own_wrapper: OwnWrapperEvent | None = None
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     script_failures: dict[int, ScriptFailedEvent] = field(default_factory=dict)  # each rank's last
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt

@@ -109,10 +109,14 @@ def parse_overrides(
 def overrides_of(env: Mapping[str, str | None], keep: Collection[str]) -> Overrides:
     """What Python callers give: variables to set, with None to remove, and those to keep.
 
-    Raises ``UsageError`` on a bad name, and on one that is in both.
+    Raises ``UsageError`` on a bad name, on one that is in both, and on a value that is no text.
     """
     for name in (*env, *keep):
         _variable("variable", name)
+    given: Mapping[str, object] = env  # by a caller that no type checker may have seen
+    for name, value in given.items():
+        if not isinstance(value, str | None):
+            raise UsageError(f"env: {name} is {value!r}: give text, or None to remove the variable")
     return Overrides(
         set={name: value for name, value in env.items() if value is not None},
         unset=frozenset(name for name, value in env.items() if value is None),
