@@ -198,8 +198,8 @@ def test_the_next_command_can_be_typed_as_it_stands(mismatched: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
 @pytest.mark.extended
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_rank_that_did_not_come_is_blamed_and_not_the_one_that_waited(
     starts_processes: None, tmp_path: Path, ranks: int
 ) -> None:

@@ -7,7 +7,6 @@ their connections in the backlog).
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -17,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ncclops.agent.forked import ForkedProcess
 from ncclops.control import holders
@@ -26,6 +25,9 @@ from ncclops.exhausted import described
 from ncclops.process_ends import describe_exit, signal_name
 from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class StoreServer:
         stops the whole job, as Slurm does to suspend it, stops this process, too, which then does
         not look. In the event loop.
         """
+        import asyncio  # the launcher, which only listens, has no event loop
 
         def look(was_stopped: bool) -> None:
             is_stopped = self._is_stopped()
