@@ -86,6 +86,8 @@ def test_who_does_not_answer_is_not_waited_for(receiver: Receiver) -> None:
     receiver.go_on.set()
 
 
+@pytest.mark.slow
+@pytest.mark.extended  # pytest makes it take minutes, which it does not by itself
 def test_nothing_goes_on_for_a_receiver_that_says_continue_for_ever() -> None:
     """The thread that listened to it went on, at full load, and the next message made another."""
     ended = threading.Event()
