@@ -141,7 +141,10 @@ def test_a_launch_says_the_worst_and_records_all(
     (line,) = (each for each in prepared.remarks if "known issue" in each)
     assert "ncclCommAbort hangs in NCCL 2.25.1" in line
     document = prepared.to_json()
-    assert [each["id"] for each in document["advisories"]] == ["nccl-2.25.1-abort-hangs"]
+    assert [each["id"] for each in document["advisories"]] == [
+        "nccl-2.25.1-abort-hangs",
+        "nccl-accept-interrupted",
+    ]
     assert document["software"]["nccl"] == "2.25.1"
     with_gpus(monkeypatch, "2.30.7")
     prepared = command.prepare(request)
