@@ -79,6 +79,8 @@ class ControlServer:
 
     async def _first_client(self) -> None:
         """Return when a client has come, or after a while."""
+        if any(listener.family != socket.AF_UNIX for listener in self._listeners):
+            return  # who holds a port is known by the environment of the server's process
         loop, come = asyncio.get_running_loop(), asyncio.Event()
         for listener in self._listeners:
             loop.add_reader(listener, come.set)
