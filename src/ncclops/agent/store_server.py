@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import suppress
 
 from ncclops.host import prctl
-from ncclops.restart.store_server import load_tcp_store, serve
+from ncclops.restart.store_server import load_tcp_store, serve_until_killed
 
 
 def main(arguments: list[str]) -> None:
     fd, port, agent_pid = map(int, arguments)
     prctl.die_with_parent(agent_pid, signal.SIGKILL)
-    store = serve(fd, port, load_tcp_store())
-    with suppress(OSError):  # a full disk
-        print(f"serving on port {store.port}", flush=True)
-    signal.pause()
+    serve_until_killed(fd, port, load_tcp_store())
 
 
 if __name__ == "__main__":

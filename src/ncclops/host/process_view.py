@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.process_ends import signal_name
+from ncclops.process_ends import exit_status, signal_name
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -112,7 +112,7 @@ def view(pid: int) -> dict[str, Any] | None:
 
 def describe_end(wait_status: int) -> str:
     """A wait status in words: ``SIGKILL`` or ``exit code 1``."""
-    return ending_signal(wait_status) or f"exit code {os.waitstatus_to_exitcode(wait_status)}"
+    return exit_status(os.waitstatus_to_exitcode(wait_status), ending_signal(wait_status))
 
 
 def ending_signal(wait_status: int) -> str | None:

@@ -33,7 +33,7 @@ import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe, keep_alive
 
@@ -169,6 +169,15 @@ def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
         return tcp_store(
             *address, wait_for_workers=False, master_listen_fd=listener_fd, use_libuv=False
         )
+
+
+def serve_until_killed(listener_fd: int, port: int, tcp_store: Any) -> NoReturn:
+    """As ``serve``, for a process that does nothing else, and says in its log that it does."""
+    store = serve(listener_fd, port, tcp_store)
+    with contextlib.suppress(OSError):  # a full disk
+        print(f"serving on port {store.port}", flush=True)
+    while True:
+        signal.pause()
 
 
 def raise_fd_limit() -> None:

@@ -28,7 +28,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -177,11 +176,8 @@ def _be_store(descriptors: Sequence[int], agent_pid: int) -> NoReturn:
             os.dup2(log, number)
         with socket.socket(fileno=os.dup(listener)) as bound:
             port = bound.getsockname()[1]
-        store = store_server.serve(listener, port, sys.modules["torch.distributed"].TCPStore)
-        with suppress(OSError):  # a full disk
-            print(f"serving on port {store.port}", flush=True)
-        while True:
-            signal.pause()
+        tcp_store = sys.modules["torch.distributed"].TCPStore
+        store_server.serve_until_killed(listener, port, tcp_store)
     except BaseException:  # noqa: BLE001 - the boundary of the process; in the store's log
         traceback.print_exc()
     os._exit(1)
