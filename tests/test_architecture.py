@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -68,7 +69,12 @@ def package_of(module: str) -> str:
 
 
 KNOWN = modules()
-IMPORTS = {name: set(imports(name, path, KNOWN)) for name, path in KNOWN.items()}
+
+
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    """Of every module. Reading them takes seconds, which a run of other tests does not need."""
+    return {name: set(imports(name, path, KNOWN)) for name, path in KNOWN.items()}
 
 
 def documented() -> dict[str, set[str]]:
@@ -96,7 +102,7 @@ def test_a_package_imports_only_what_the_map_allows(package: str) -> None:
     allowed = MAP[package]
     wrong = [
         f"{name} -> {each}"
-        for name, found in IMPORTS.items()
+        for name, found in all_imports().items()
         if package_of(name) == package
         for each in found
         if package_of(each) not in allowed | EVERYWHERE | {package, "ncclops"}
@@ -120,12 +126,12 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         assert name not in path, " -> ".join([*path[path.index(name) :], name])
         if name in done:
             return
-        for each in IMPORTS[name]:
+        for each in all_imports()[name]:
             if each.count(".") > 1:  # a package's own face may import its modules
                 visit(each, (*path, name))
         done.add(name)
 
-    for name in IMPORTS:
+    for name in all_imports():
         if name.count(".") > 1:
             visit(name, ())
 

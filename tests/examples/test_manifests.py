@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubeflow_trainer_api import models
 from pydantic import ValidationError
 
 from ncclops.exit_codes import SETS, with_changes
@@ -22,12 +21,13 @@ from tests.conftest import REPOSITORY
 
 EXAMPLES = REPOSITORY / "docs" / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
+# In the module ``kubeflow_trainer_api.models``.
 SCHEMAS = {
-    "Service": models.IoK8sApiCoreV1Service,
-    "Job": models.IoK8sApiBatchV1Job,
-    "JobSet": models.JobsetV1alpha2JobSet,
-    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
-    "TrainJob": models.TrainerV1alpha1TrainJob,
+    "Service": "IoK8sApiCoreV1Service",
+    "Job": "IoK8sApiBatchV1Job",
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "TrainJob": "TrainerV1alpha1TrainJob",
 }
 CODES = SETS["scheduler"]
 # As Kubernetes words how a podFailurePolicy has ended a job, from 1.26 on.
@@ -44,8 +44,11 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def problems(document: Mapping[str, Any]) -> list[str]:
     """What of ``document`` its API refuses, or does not know."""
+    from kubeflow_trainer_api import models  # a second, in every process of the tests
+
+    schema = getattr(models, SCHEMAS[document["kind"]])
     try:
-        read = SCHEMAS[document["kind"]].from_dict(copy.deepcopy(document)).to_dict()
+        read = schema.from_dict(copy.deepcopy(document)).to_dict()
     except ValidationError as error:
         return [str(error)]
     return list(lost(document, read, document["kind"]))
