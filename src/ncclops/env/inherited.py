@@ -1,5 +1,5 @@
 """What is told of the workers' variables at a launch: errors that lint finds, names that nothing
-reads, which look like one that is read, and what the shell has left on, such as ``NCCL_DEBUG=INFO``.
+reads and that look like one that is read, and what the shell has left on (``NCCL_DEBUG=INFO``).
 
 What was left on is what a lint rule marks ``at_launch``. What the command line or the profile says
 is chosen, and no remnant; an error or a misspelt name is one wherever it stands, unless ``--keep``
