@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer.models import OptionInfo
 
 from ncclops.errors import UsageError
 
@@ -34,6 +35,13 @@ ParamOption = Annotated[
         help="Set a parameter of the profile, and all that follows from it.",
     ),
 ]
+
+
+def profile_option(text: str, panel: str | None = None) -> OptionInfo:
+    """``--profile``, with what it is for in the command."""
+    return typer.Option("--profile", "-p", metavar="NAME|FILE", rich_help_panel=panel, help=text)
+
+
 RunArgument = Annotated[
     str | None,
     typer.Argument(
