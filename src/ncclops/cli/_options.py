@@ -56,6 +56,8 @@ LiveRunArgument = Annotated[
         help="Run directory, run id or its beginning; default: the run under way in runs/.",
     ),
 ]
+# Nothing that a command writes replaces a file without this.
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 # Commands that judge exit with 1 for a bad answer unless an option says otherwise; those that show
 # do so with an option. The contracts have the list.
 ExitCodeOption = Annotated[
