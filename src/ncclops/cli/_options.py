@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from typer.models import OptionInfo
 
 from ncclops.errors import UsageError
 
@@ -37,7 +36,7 @@ ParamOption = Annotated[
 ]
 
 
-def profile_option(text: str, panel: str | None = None) -> OptionInfo:
+def profile_option(text: str, panel: str | None = None) -> Any:
     """``--profile``, with what it is for in the command."""
     return typer.Option("--profile", "-p", metavar="NAME|FILE", rich_help_panel=panel, help=text)
 

@@ -31,8 +31,8 @@ def incident(
     """
     from ncclops.diagnose.incident_report import report_incident
 
-    if number is None and run is not None and _A_NUMBER.fullmatch(run) and not Path(run).exists():
-        run, number = None, int(run)
+    if run is not None and number is None and _A_NUMBER.fullmatch(run) and not Path(run).exists():
+        number, run = int(run), None
     report = report_incident(_directory(run), number)
     if as_json:
         print_json(report.to_json())

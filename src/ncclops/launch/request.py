@@ -180,7 +180,7 @@ _SPECIAL = (
 )  # fmt: skip
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     origin, parts = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
