@@ -15,6 +15,11 @@ MOST_BYTES = 1 << 20
 _MOST_DOTS = 300
 
 
+def site_directory(kind: str) -> Path:
+    """What the administrators of this machine have put there for all its users."""
+    return Path("/etc/ncclops") / kind
+
+
 def user_directory(kind: str) -> Path:
     """Where a user keeps ``kind``: profiles, signatures, checks. It need not exist."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

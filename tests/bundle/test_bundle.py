@@ -134,6 +134,8 @@ def test_what_cannot_be_packed_is_one_line(ncclops_in_process: Ncclops, run_dir:
     fails(".", words="holds no run")
     fails("nothing", words="no run 'nothing'")
     fails("run", "-o", "taken.tar.gz", words="taken.tar.gz exists")
+    assert ncclops_in_process("bundle", "run", "-o", "taken.tar.gz", "--force").returncode == 0
+    assert contents(run_dir.with_name("taken.tar.gz"))
     fails("run", "-o", "nowhere/x.tar.gz", words="cannot write nowhere/x.tar.gz")
 
 

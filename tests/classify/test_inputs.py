@@ -274,3 +274,17 @@ def test_a_run_is_named_by_its_id(
         assert "runs/20261126-1/ranks/2/stderr.log:51" in done.stdout
     missing = ncclops_in_process("classify", "2025")
     assert "cannot read 2025: No such file" in missing.stderr
+
+
+def test_the_logs_of_many_runs_are_not_those_of_one_job(
+    ncclops_in_process: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    """It judged them all together, as if they were one job."""
+    for name in ("a", "b"):
+        (log := tmp_path / "runs" / name / "ranks" / "0" / "stderr.log").parent.mkdir(parents=True)
+        log.write_text("ValueError: x\n")
+        (tmp_path / "runs" / name / "events.jsonl").touch()
+    done = ncclops_in_process("classify", "runs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "runs holds 2 runs (a, b): name one of them, as in runs/b" in done.stderr
+    assert ncclops_in_process("classify", "runs/a").returncode == 0

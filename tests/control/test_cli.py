@@ -205,7 +205,7 @@ def test_which_run_is_meant(
         ("20260101", r"several runs \(20260101-a, 20260101-ab\)"),
         ("nothing", "no run 'nothing'"),
         ("", "holds no run"),
-        ("runs", "holds no run"),
+        ("runs", r"runs holds 4 runs \(20260101-a, .*\): name one of them, as in runs/live"),
     ):
         with pytest.raises(UsageError, match=says):
             found(text)

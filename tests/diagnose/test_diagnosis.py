@@ -143,6 +143,9 @@ def test_an_incident_that_the_end_of_the_run_cut_short_is_a_note(
     assert "try `ncclops diagnose`" in ncclops_in_process("incident", run).stderr
     (snapshot / "stacks.txt").write_text("")
     assert "try `ncclops flight analyze " in ncclops_in_process("incident", run).stderr
+    by_number = ncclops_in_process("incident", "0").stderr
+    assert by_number == ncclops_in_process("incident", "a-run", "0").stderr
+    assert "runs/a-run has no incident 7: it has 0" in ncclops_in_process("incident", "7").stderr
 
 
 def test_an_incident_of_another_version_is_a_note(tmp_path: Path) -> None:
@@ -244,7 +247,9 @@ def test_a_run_under_way_that_makes_no_steps_is_told(
     os.utime(log, (now - 90, now - 90))
     with control_address.listen_unix(run):
         said = ncclops_in_process("diagnose").stdout
+        page = json.loads(ncclops_in_process("diagnose", "--json").stdout)
     assert "nothing is wrong that is on record\nbut no step for 1m" in said
+    assert page["without_step"] == {"ranks": None, "seconds": pytest.approx(90, abs=30)}
 
 
 @pytest.mark.slow

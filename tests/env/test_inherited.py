@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ncclops.env import Overrides, PlanContext, compute_plan
 from ncclops.env.inherited import in_a_line, left_on, lines_at_launch
-from ncclops.profiles import load_profiles
+from ncclops.env.lint.model import Circumstances, Host
+from ncclops.profiles import RESTART_MODES, RestartMode, load_profiles
+
+LANES = ["local-cpu", "single-node-h200", "multi-host-h200", "multi-host-h200-socket"]
 
 
 def told(
@@ -86,10 +91,19 @@ def test_all_is_one_line() -> None:
     assert in_a_line({}) is None
 
 
-def said(environ: Mapping[str, str], overrides: Overrides | None = None) -> list[str]:
-    profile = load_profiles(["single-node-h200"])
-    plan = compute_plan(profile, environ, overrides or Overrides(), PlanContext())
-    return lines_at_launch(plan, profile, environ, PlanContext())
+def said(
+    environ: Mapping[str, str],
+    overrides: Overrides | None = None,
+    *,
+    lane: str = "single-node-h200",
+    restart: RestartMode = "in-process",
+    **where: Any,
+) -> list[str]:
+    profile = load_profiles([lane])
+    context = PlanContext(restart=restart, torch="2.13.0")
+    plan = compute_plan(profile, environ, overrides or Overrides(), context)
+    here = Circumstances(restart=restart, torch="2.13.0", **where)
+    return lines_at_launch(plan, profile, environ, here)
 
 
 def test_a_misspelt_name_is_told_wherever_it_comes_from() -> None:
@@ -105,3 +119,30 @@ def test_a_name_that_is_kept_or_removed_or_like_no_other_is_not() -> None:
     assert said(typo, Overrides(keep=frozenset(typo))) == []
     assert said(typo, Overrides(unset=frozenset(typo))) == []
     assert said({"NCCL_OUR_SITE": "1", "PYTORCH_BUILD_VERSION": "2.9", "TORCH_HOME": "/x"}) == []
+
+
+def test_an_error_has_a_line_of_its_own_also_where_it_is_asked_for() -> None:
+    """`env lint` called them errors, and a launch began with them without a word."""
+    off = {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}
+    (line,) = said(off, lane="local-cpu", gpus=False)
+    assert line.endswith(
+        "NCCL refuses to start; unset one of the two (`ncclops env lint`: net-ib-disabled)"
+    )
+    asked = Overrides(set={"TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "1"})
+    (line,) = said({}, asked)
+    assert line.endswith("(`ncclops env lint`: teardown-ends-process)")
+    assert said({}, asked, restart="process") == []
+    (line,) = said({"NCCL_SOCKET_IFNAME": "eth7"}, host=Host(frozenset({"lo"})), lane="local-cpu")
+    assert line.startswith("NCCL_SOCKET_IFNAME: this host has no interface eth7; it has lo (")
+
+
+def test_an_error_that_is_kept_or_harms_nothing_is_not_told() -> None:
+    wrong = {"NCCL_DEBUG": "LOUD"}
+    assert len(said(wrong)) == 1
+    assert said(wrong, Overrides(keep=frozenset(wrong))) == []
+    assert said({"NCCL_TIMEOUT": "half an hour"}) == []
+
+
+def test_a_clean_shell_is_told_nothing_under_any_shipped_profile() -> None:
+    for lane, restart in product(LANES, RESTART_MODES):
+        assert said({}, lane=lane, restart=restart, gpus=True) == [], (lane, restart)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ncclops.notify.rules import SEVERITIES, Notice, Rules
 from ncclops.profiles.notification import RULES, NotifySettings
@@ -79,37 +80,26 @@ def step(number: int, **more: Any) -> StepEvent:
     return StepEvent(rank=0, step=number, step_s=1.0, **more)
 
 
-def test_what_a_rank_raised_says_more_than_how_its_process_ended() -> None:
+def test_what_the_job_ended_with_is_no_restart() -> None:
     run = story()
-    run.at(5, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
     run.at(6, RestartEvent(rank=0, iteration=1, cause="KeyError: 'lr'"))
-    run.at(8, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
     run.at(8, RestartEvent(rank=0, iteration=2, cause="KeyError: 'lr'", instead="stop"))
-    run.at(9, FaultEvent(rank=1, cause="exit code 1"))
-    (notice,) = run.at(9, FAILED)
-    assert notice.summary == "failed: rank 1 exited with code 1; rank 1: KeyError: 'lr'"
-    assert run.rules.progress.restarts == 1, "what the job ended with was no restart"
-
-
-def test_how_a_process_ended_is_told_where_nothing_was_raised_since_the_last_start() -> None:
-    run = story()
-    run.at(5, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
-    run.at(6, RetryEvent(attempt=1, reason="rank 1 failed"))
-    run.at(9, FaultEvent(rank=1, cause="exit code 1"))
-    (notice,) = run.at(9, FAILED)
-    assert notice.summary.endswith("; rank 1: exit code 1")
+    assert run.rules.progress.restarts == 1
 
 
 def test_each_rule_has_a_severity() -> None:
     assert set(SEVERITIES) == {*RULES, "test"}
 
 
-def test_a_job_that_fails_is_told_with_the_fault_and_the_class() -> None:
+def test_a_job_that_fails_is_told_in_the_words_of_the_verdict_and_with_the_class() -> None:
+    """It said "rank 1 exited with code 1; rank 1: KeyError: 'lr'", as no other output did."""
     run = story()
-    run.at(5, FaultEvent(rank=1, cause="KeyError: 'lr'"), ClassifiedEvent(class_="user-error"))
-    (notice,) = run.at(6, FAILED)
+    run.at(5, ClassifiedEvent(class_="user-error"))
+    what = "rank 1 on a raised KeyError: 'lr' at train.py:4 in main"
+    (notice,) = run.at(6, structs.replace(FAILED, what=what))
     assert (notice.rule, notice.severity) == ("failed", "critical")
-    assert notice.summary == "failed: rank 1 exited with code 1; rank 1: KeyError: 'lr'"
+    assert notice.summary == f"failed: {what}"
+    assert run.rules.progress.reason == what
     assert notice.details == {"exit_code": 1, "class": "user-error"}
 
 

@@ -86,10 +86,11 @@ def test_who_does_not_answer_is_not_waited_for(receiver: Receiver) -> None:
     receiver.go_on.set()
 
 
-@pytest.mark.slow
-@pytest.mark.extended  # pytest makes it take minutes, which it does not by itself
 def test_nothing_goes_on_for_a_receiver_that_says_continue_for_ever() -> None:
-    """The thread that listened to it went on, at full load, and the next message made another."""
+    """The thread that listened to it went on, at full load, and the next message made another.
+
+    The receiver's own waited for two minutes afterwards, with what nobody takes any more.
+    """
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from ncclops.receipts import log_formats
 from ncclops.receipts.judge import Receipt, judge
 from ncclops.receipts.log_scan import LogScan
+from ncclops.receipts.sources import load
 
 PLAYBOOK = """\
 torch 2.12.0.dev flash_attn 2.8 triton 3.6 nccl 2.28
@@ -325,3 +328,19 @@ def test_bytes_that_are_no_text_are_no_reason_to_fail() -> None:
     scan.feed(b"\xff\xfe step 00001 loss \x00\xff 1.0\n")
     scan.feed(b"step " + b"9" * 5000 + b" loss\n")
     assert scan.facts.steps >= 1
+
+
+def test_a_run_that_failed_before_its_first_step_says_how(tmp_path: Path) -> None:
+    """It said "no sign of training at all" of a script that had raised."""
+    log = tmp_path / "ranks" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("ValueError: x\n")
+    verdict = {"schema": "ncclops.verdict/1", "run_id": "a", "outcome": "failed", "reason": "why"}
+    settled = {"exit_code": 1, "attempts": 1, "seconds": 2.0}
+    (tmp_path / "verdict.json").write_text(json.dumps(verdict | settled))
+    receipt = judge(load(tmp_path))
+    assert receipt.verdict == "startup-stall"
+    assert receipt.meaning == "the job failed before its first step: why"
+    assert receipt.to_json()["failure"] == "why"
+    log.write_text(PLAYBOOK)
+    assert judge(load(tmp_path)).to_json()["failure"] is None

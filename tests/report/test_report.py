@@ -265,6 +265,19 @@ def test_what_cannot_be_reported_is_one_line(ncclops_in_process: Ncclops, run_di
         assert result.stderr.count("\n") == 1
 
 
+def test_a_file_that_is_there_is_replaced_only_by_force(
+    ncclops_in_process: Ncclops, run_dir: Path
+) -> None:
+    page = run_dir.parent / "page.html"
+    page.write_text("of another run")
+    refused = ncclops_in_process("report", run_dir, "-o", page)
+    assert refused.returncode == 2 and f"{page} exists: name another" in refused.stderr
+    assert page.read_text() == "of another run"
+    assert ncclops_in_process("report", run_dir, "-o", page, "--force").returncode == 0
+    assert "20260101-abc" in page.read_text()
+    assert ncclops_in_process("report", run_dir, "-o", "/dev/null").returncode == 0
+
+
 def test_broken_records_are_passed_over(run_dir: Path) -> None:
     for path in run_dir.rglob("*.json*"):
         with path.open("ab") as file:

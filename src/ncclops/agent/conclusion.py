@@ -142,7 +142,12 @@ def conclude_crash(
 def _write(run: RunDirectory, verdict: VerdictRecord) -> VerdictRecord:
     run.write_verdict(verdict)
     run.add(
-        VerdictEvent(outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason)
+        VerdictEvent(
+            outcome=verdict.outcome,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            what=verdict.story.what if verdict.story and verdict.outcome == "failed" else "",
+        )
     )
     return verdict
 

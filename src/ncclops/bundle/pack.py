@@ -95,17 +95,19 @@ class Bundle:
         }
 
 
-def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bundle:
+def pack(
+    run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES, replace: bool = False
+) -> Bundle:
     """Pack the records of ``run`` into ``archive`` (gzip-compressed tar), readable by its owner.
 
     The archive appears whole or not at all. Raises ``UsageError`` if ``run`` holds no run, or
-    ``archive`` exists or cannot be written.
+    ``archive`` exists (a file, unless ``replace``) or cannot be written.
     """
     paths = RunPaths(run)
     if not paths.run.is_file() and not paths.events.is_file():
         raise UsageError(f"{run} holds no run (no {RUN}): name a run directory")
-    if archive.exists():
-        raise UsageError(f"{archive} exists: name another file with -o, or remove it")
+    if archive.exists() and not (replace and archive.is_file()):
+        raise UsageError(f"{archive} exists: name another file with -o, or give --force")
     partial: Path | None = None
     try:
         # A name of its own: another bundle of the run may be under way.

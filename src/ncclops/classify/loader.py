@@ -29,12 +29,11 @@ from ncclops.classify.model import (
     Signature,
 )
 from ncclops.errors import UsageError
-from ncclops.toml_files import load_toml, user_directory
+from ncclops.toml_files import load_toml, site_directory, user_directory
 
 log = logging.getLogger("ncclops.classify")
 
-# What the administrators of a machine have put there for all its users.
-SITE = Path("/etc/ncclops/signatures")
+SITE = site_directory("signatures")
 
 _LISTS = (
     "literals", "requires", "requires_all", "absent", "outranks", "explains_line", "echo_of",

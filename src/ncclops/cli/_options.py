@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,13 @@ ParamOption = Annotated[
         help="Set a parameter of the profile, and all that follows from it.",
     ),
 ]
+
+
+def profile_option(text: str, panel: str | None = None) -> Any:
+    """``--profile``, with what it is for in the command."""
+    return typer.Option("--profile", "-p", metavar="NAME|FILE", rich_help_panel=panel, help=text)
+
+
 RunArgument = Annotated[
     str | None,
     typer.Argument(
@@ -48,6 +55,8 @@ LiveRunArgument = Annotated[
         help="Run directory, run id or its beginning; default: the run under way in runs/.",
     ),
 ]
+# Nothing that a command writes replaces a file without this.
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 # Commands that judge exit with 1 for a bad answer unless an option says otherwise; those that show
 # do so with an option. The contracts have the list.
 ExitCodeOption = Annotated[

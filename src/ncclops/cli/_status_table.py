@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ncclops.live_view.order import SLOW, is_silent
+from ncclops.live_view.order import SLOW
 from ncclops.live_view.overview import PHASES
 from ncclops.live_view.words import duration, short
 from ncclops.rank_lists import ranks_named
+from ncclops.status.compare import WithoutStep, without_step
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
 # As on the live screen, whose red is bold.
@@ -45,25 +46,15 @@ def _about_run(status: RunStatus) -> list[Text]:
         behind = f"{(straggler.ratio - 1):.0%} behind the median rank{kind}"
         lines.append(Text(f"straggler: rank {straggler.rank}, {behind}", style="yellow"))
     if late := without_step(status):
-        lines.append(Text(late, style="yellow"))
+        lines.append(Text(no_step(late), style="yellow"))
     lines += [Text(note, style="yellow") for note in status.notes]
     return lines
 
 
-def without_step(status: RunStatus) -> str | None:
-    """Which ranks that train have made no step for long, as far as steps are seen."""
-    ages = {
-        rank.rank: rank.step_age_s
-        for rank in status.ranks
-        if rank.phase == "training" and rank.step_age_s is not None
-    }
-    late = {rank.rank: ages[rank.rank] for rank in status.ranks if is_silent(rank, status)}
-    if not late:
-        return None
-    where = "" if len(late) == len(ages) else f" on {ranks_named(sorted(late))}"
-    return (
-        f"no step{where} for {duration(min(late.values()))}: `ncclops stacks` shows where each is"
-    )
+def no_step(late: WithoutStep) -> str:
+    """In a sentence."""
+    where = "" if late.ranks is None else f" on {ranks_named(late.ranks)}"
+    return f"no step{where} for {duration(late.seconds)}: `ncclops stacks` shows where each is"
 
 
 def _headline(status: RunStatus) -> Text:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclops.cli._options import JsonOption, RunArgument
+from ncclops.cli._options import ForceOption, JsonOption, RunArgument
 from ncclops.cli._output import echo, print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def bundle(
             help="Print what is taken out as a secret.",
         ),
     ] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Pack a run's records for a ticket, with secrets taken out.
@@ -59,7 +60,7 @@ def bundle(
 
     path = find(run).path
     archive = output or Path(f"{path.name}.tar.gz")
-    packed = pack(path, archive, file_limit=max_file * _MIB)
+    packed = pack(path, archive, file_limit=max_file * _MIB, replace=force)
     if as_json:
         print_json(packed.manifest() | {"archive": str(packed.archive)})
     else:

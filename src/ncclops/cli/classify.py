@@ -84,11 +84,15 @@ def classify(
 
 
 def _log_or_run(text: str) -> str:
-    """``text``, or the run of that id, or that begins so, where it is no path."""
+    """``text``, or the run of that id, or that begins so, where it is no path.
+
+    Raises ``UsageError`` for a directory of several runs, whose logs are not those of one job.
+    """
     from ncclops.errors import UsageError
-    from ncclops.record.runs import find
+    from ncclops.record.runs import find, refuse_several
 
     if text == "-" or "/" in text or Path(text).exists():
+        refuse_several(Path(text))
         return text
     try:
         return os.path.relpath(find(text).path)

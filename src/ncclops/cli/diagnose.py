@@ -45,29 +45,18 @@ def diagnose(
 def _print(diagnosis: Diagnosis) -> None:
     from rich.text import Text
 
-    late = _without_step(diagnosis)
+    from ncclops.cli._status_table import no_step
+
+    late = diagnosis.without_step
     console = stdout_console()
     state = diagnosis.outcome or {"running": "under way"}.get(diagnosis.state, diagnosis.state)
     style = "bold red" if diagnosis.is_bad else "bold yellow" if late else "bold green"
     console.print(Text(f"run {diagnosis.run_id}: {state}", style=style))
     console.print(Text(diagnosis.what, style="bold"))
     if late:  # a hang shows so long before it is a fault
-        console.print(Text(f"but {late}", style="bold"))
+        console.print(Text(f"but {no_step(late)}", style="bold"))
     for name, text in _rows(diagnosis):
         console.print(Text(f"  {name:<9} ", style="dim") + Text(text, style="not dim"))
-
-
-def _without_step(diagnosis: Diagnosis) -> str | None:
-    """What `ncclops status` says of a run under way that makes no steps."""
-    if diagnosis.state != "running":
-        return None
-    from ncclops.cli._status_table import without_step
-    from ncclops.status.reading import read_once
-
-    try:
-        return without_step(read_once(diagnosis.run_dir))
-    except OSError:
-        return None
 
 
 def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:

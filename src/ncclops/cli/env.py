@@ -14,6 +14,7 @@ from ncclops.cli._options import (
     ParamOption,
     RestartMode,
     one_of,
+    profile_option,
     shown,
 )
 from ncclops.cli._output import note, print_json, warn
@@ -44,12 +45,9 @@ app = typer.Typer(
 
 ProfileOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--profile",
-        "-p",
-        metavar="NAME|FILE",
-        help="Profile to use; repeat it to put overlays on a lane. Without it the lane is"
-        " chosen for this host.",
+    profile_option(
+        "Profile to use; repeat it to put overlays on a lane. Without it the lane is"
+        " chosen for this host."
     ),
 ]
 SetOption = Annotated[

@@ -13,6 +13,7 @@ from ncclops.cli._options import (
     ParamOption,
     RestartMode,
     one_of,
+    profile_option,
     shown,
 )
 from ncclops.cli._output import echo, note, print_json, warn
@@ -39,7 +40,7 @@ def lint(
     ] = None,
     profile: Annotated[
         list[str] | None,
-        typer.Option("--profile", "-p", metavar="NAME|FILE", help="Lint the plan of a profile."),
+        profile_option("Lint the plan of a profile."),
     ] = None,
     param: ParamOption = None,
     restart: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ from ncclops.cli._output import print_json, stdout_console
 if TYPE_CHECKING:
     from ncclops.diagnose.incident_report import IncidentReport
 
+# An id begins with the year.
+_A_NUMBER = re.compile("[0-9]{1,3}")
+
 
 def incident(
     run: RunArgument = None,
@@ -21,9 +25,14 @@ def incident(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Explain one incident: who, where, why, what was decided, what to do next."""
+    """Explain one incident: who, where, why, what was decided, what to do next.
+
+    A number alone is an incident of the newest run.
+    """
     from ncclops.diagnose.incident_report import report_incident
 
+    if run is not None and number is None and _A_NUMBER.fullmatch(run) and not Path(run).exists():
+        number, run = int(run), None
     report = report_incident(_directory(run), number)
     if as_json:
         print_json(report.to_json())

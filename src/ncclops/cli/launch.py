@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ncclops.cli import _output, _verbosity
-from ncclops.cli._options import LAUNCH_RESTARTS, LaunchRestart, one_of, shown
+from ncclops.cli._options import LAUNCH_RESTARTS, LaunchRestart, one_of, profile_option, shown
 
 if TYPE_CHECKING:
     from ncclops.launch import Prepared
@@ -44,12 +44,8 @@ def launch(
     ],
     profile: Annotated[
         list[str] | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="NAME|PATH",
-            rich_help_panel=_OURS,
-            help="Launch profile; repeat for overlays. Default: chosen by what this node has.",
+        profile_option(
+            "Launch profile; repeat for overlays. Default: chosen by what this node has.", _OURS
         ),
     ] = None,
     param: Annotated[

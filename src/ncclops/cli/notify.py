@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ncclops.cli._options import JsonOption, ParamOption
+from ncclops.cli._options import JsonOption, ParamOption, profile_option
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import UsageError
 
@@ -25,12 +25,7 @@ def _notify() -> None:
 def test(
     profile: Annotated[
         list[str] | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="NAME|FILE",
-            help="The profile whose channels are tried. Default: as of launch.",
-        ),
+        profile_option("The profile whose channels are tried. Default: as of launch."),
     ] = None,
     param: ParamOption = None,
     to: Annotated[

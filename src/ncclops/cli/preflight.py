@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclops.cli import _preflight_hosts as several
-from ncclops.cli._options import CheckExitCodeOption, JsonOption, ParamOption
+from ncclops.cli._options import CheckExitCodeOption, JsonOption, ParamOption, profile_option
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
 
@@ -30,12 +30,8 @@ _HANDED_OVER = "For schedulers and monitoring"
 def preflight(
     profile: Annotated[
         list[str] | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="NAME|FILE",
-            rich_help_panel=_NODE,
-            help="Judge by what this lane needs ([preflight]). Default: by what the node has.",
+        profile_option(
+            "Judge by what this lane needs ([preflight]). Default: by what the node has.", _NODE
         ),
     ] = None,
     param: ParamOption = None,

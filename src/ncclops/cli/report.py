@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ncclops.cli._options import RunArgument
+from ncclops.cli._options import ForceOption, RunArgument
 from ncclops.cli._output import echo, note
 
 
@@ -16,6 +16,7 @@ def report(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page to write; - for standard output.")
     ] = Path("report.html"),
+    force: ForceOption = False,
 ) -> int:
     """Write one self-contained HTML page: timeline, restarts, step times of all ranks, receipt."""
     from ncclops.errors import UsageError
@@ -24,6 +25,8 @@ def report(
     from ncclops.report.page import render
     from ncclops.report.records import read
 
+    if output.is_file() and not force:
+        raise UsageError(f"{output} exists: name another file with -o, or give --force")
     page = render(read(find(run).path))
     if str(output) == "-":
         echo(page)

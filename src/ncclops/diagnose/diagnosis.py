@@ -7,7 +7,7 @@ cannot be read becomes a note, never a failure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -31,6 +31,7 @@ from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story, TriedStep
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.stacks.frame import Frame
+from ncclops.status.compare import WithoutStep, without_step
 
 SCHEMA = "ncclops.diagnose/1"
 
@@ -49,7 +50,8 @@ class Diagnosis:
     sentence. ``classification`` is the classifier's verdict with its
     ``evidence``. ``story`` tells it as the end of the run did, None where nothing failed.
     ``incident`` is the latest one, ``recovered`` whether the job went on after it.
-    ``gpu_faults`` are the GPUs that made ranks fail.
+    ``gpu_faults`` are the GPUs that made ranks fail. ``without_step`` are ranks of a run under way
+    that make no steps.
     """
 
     run_dir: Path
@@ -71,6 +73,7 @@ class Diagnosis:
     next_command: str
     notes: tuple[str, ...]
     gpu_faults: tuple[GpuFault, ...] = ()
+    without_step: WithoutStep | None = None
 
     @property
     def rank(self) -> int | None:
@@ -125,6 +128,7 @@ class Diagnosis:
             "next_steps": list(self.next_steps),
             "next_command": self.next_command,
             "notes": list(self.notes),
+            "without_step": None if self.without_step is None else asdict(self.without_step),
             "gpu_faults": [msgspec.to_builtins(fault) for fault in self.gpu_faults],
         }
 
@@ -194,7 +198,17 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         next_command=_next_command(run, state, outcome, story, lost),
         notes=tuple(notes),
         gpu_faults=broken,
+        without_step=_without_step(run) if state == "running" else None,
     )
+
+
+def _without_step(run: Path) -> WithoutStep | None:
+    from ncclops.status.reading import read_once  # not loaded for nothing
+
+    try:
+        return without_step(read_once(run))
+    except OSError:
+        return None
 
 
 def _gpu_faults(verdict: VerdictRecord | None, events: Sequence[Event]) -> tuple[GpuFault, ...]:

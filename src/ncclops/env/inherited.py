@@ -1,8 +1,9 @@
-"""What is told of the workers' variables at a launch: what the shell has left on, such as
-``NCCL_DEBUG=INFO``, and names that nothing reads, which look like one that is read.
+"""What is told of the workers' variables at a launch: errors that lint finds, names that nothing
+reads and that look like one that is read, and what the shell has left on (``NCCL_DEBUG=INFO``).
 
 What was left on is what a lint rule marks ``at_launch``. What the command line or the profile says
-is chosen, and no remnant; a misspelt name is one wherever it stands, unless ``--keep`` names it.
+is chosen, and no remnant; an error or a misspelt name is one wherever it stands, unless ``--keep``
+names it.
 """
 
 from __future__ import annotations
@@ -22,38 +23,53 @@ def left_on(
     plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
 ) -> dict[str, LintFinding]:
     """``NAME=VALUE`` of what is inherited and left as it is, with what is to be said about it."""
-    return _left_on(plan, profile, *_linted(plan, profile, environ, context))
+    where = Circumstances(restart=context.restart, torch=context.torch)
+    return _left_on(plan, profile, *_linted(plan, profile, environ, where))
 
 
 def lines_at_launch(
-    plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
+    plan: Plan, profile: Profile, environ: Mapping[str, str], where: Circumstances
 ) -> list[str]:
-    """What a launch says about the variables of its workers."""
-    after, findings = _linted(plan, profile, environ, context)
+    """What a launch under ``where`` says about the variables of its workers: a line for each error
+    and each misspelt name, and one for all that was left on."""
+    after, findings = _linted(plan, profile, environ, where)
+    kept = {row.name for row in plan.changes if row.action == "keep" and row.source == COMMAND_LINE}
+    # What is wrong with the value of a variable that nothing reads does no harm.
+    passed_over = kept.union(*(found.names for found in findings if found.rule == "unread"))
+    wrong = [found for found in findings if passed_over.isdisjoint(found.names)]
+    lines = [
+        _wrong(found)
+        for found in wrong
+        if found.level == "error"
+        # What is wrong because nothing is set is the profile's matter, and a job on CPUs does well.
+        and not after.keys().isdisjoint(found.names)
+    ]
+    lines += [_misspelt(found) for found in wrong if _looks_misspelt(found)]
     line = in_a_line(_left_on(plan, profile, after, findings))
-    return [*_misspelt(plan, findings), *([line] if line else [])]
+    return [*lines, *([line] if line else [])]
 
 
 def _linted(
-    plan: Plan, profile: Profile, environ: Mapping[str, str], context: PlanContext
+    plan: Plan, profile: Profile, environ: Mapping[str, str], where: Circumstances
 ) -> tuple[dict[str, str], list[LintFinding]]:
     workers = plan.apply(environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
     files = {name: found.value for name, found in from_files(workers).items()}
     after = files | workers
-    where = under_profile(profile, Circumstances(restart=context.restart, torch=context.torch))
-    return after, lint(of_environment(after), where)
+    return after, lint(of_environment(after), under_profile(profile, where))
 
 
-def _misspelt(plan: Plan, findings: Iterable[LintFinding]) -> list[str]:
-    kept = {row.name for row in plan.changes if row.action == "keep" and row.source == COMMAND_LINE}
-    # Without a name that is like it, it may be one of a site's own, and no mistake.
-    return [
-        f"{finding.message}; {finding.remedy} (`ncclops env lint` checks the others)"
-        for finding in findings
-        if finding.rule == "unknown-name"
-        and kept.isdisjoint(finding.names)
-        and any(map(nearest_names, finding.names))
-    ]
+def _wrong(finding: LintFinding) -> str:
+    text = "; ".join(filter(None, [finding.message.rstrip("."), finding.remedy]))
+    return f"{text} (`ncclops env lint`: {finding.rule})"
+
+
+def _looks_misspelt(finding: LintFinding) -> bool:
+    """Without a name that is like it, it may be one of a site's own, and no mistake."""
+    return finding.rule == "unknown-name" and any(map(nearest_names, finding.names))
+
+
+def _misspelt(finding: LintFinding) -> str:
+    return f"{finding.message}; {finding.remedy} (`ncclops env lint` checks the others)"
 
 
 def _left_on(

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,6 +30,8 @@ from ncclops.cluster.node_info import NodeInfo
 from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, PlanContext, compute_plan, inherited
+from ncclops.env.host import describe_host
+from ncclops.env.lint.model import WRAPPER_HARD_TIMEOUT, Circumstances
 from ncclops.env.origins import effective
 from ncclops.errors import NcclopsError, NodeUnfit, UsageError
 from ncclops.exhausted import described
@@ -37,7 +39,7 @@ from ncclops.exit_codes import ExitCodes
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
-from ncclops.host.software import find_software, installed_torch
+from ncclops.host.software import Software, find_software, installed_torch
 from ncclops.host_name import host_name
 from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
@@ -56,6 +58,7 @@ from ncclops.redaction.redactor import Redactor
 from ncclops.schedulers import affinity
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import handed_over, settle
+from ncclops.timeouts.model import Timeouts
 from ncclops.timeouts.settle import Surroundings
 
 if TYPE_CHECKING:
@@ -100,7 +103,6 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     options.check_compat(planned)
     if request.require_network:
         options.check_nccl_says(effective(planned))
-    remarks += inherited.lines_at_launch(plan, request.profile, os.environ, context)
     around = Surroundings(
         restart=request.mode,
         environ=planned,
@@ -120,6 +122,10 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     script = Path(request.target.name)
     layout = Layout(nodes=nodes, nproc=nproc)
     software = find_software(gpus, around.environ)
+    where = _circumstances(request, nodes, software, timeouts, planned)
+    # What the launcher sets for each worker itself is not inherited.
+    handed_on = {k: v for k, v in os.environ.items() if k not in workers.identity_names()}
+    remarks += inherited.lines_at_launch(plan, request.profile, handed_on, where)
     case = advisories.Case(
         software=software,
         environ=effective(around.environ),
@@ -144,6 +150,26 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         shown=shown,
         argv=argv,
         remarks=remarks,
+    )
+
+
+def _circumstances(
+    request: Resolved,
+    nodes: Nodes,
+    software: Software,
+    timeouts: Timeouts,
+    planned: Mapping[str, str],
+) -> Circumstances:
+    return Circumstances(
+        restart=request.mode,
+        torch=software.torch,
+        nccl=software.nccl,
+        # Several may be processes of one host, which then are right to use the loopback.
+        nodes="one" if nodes.count == 1 else None,
+        gpus=bool(software.gpus),
+        # A plugin may lie where only the dynamic loader's configuration says.
+        host=replace(describe_host(planned), net_plugins=None),
+        hard_timeout=timeouts.hard or WRAPPER_HARD_TIMEOUT,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from numbers import Integral
 from os import PathLike, fspath
-from typing import Any, Literal
+from reprlib import repr as short_repr
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ncclops.durations import format_duration
 from ncclops.errors import UsageError
@@ -118,8 +121,21 @@ class LaunchRequest:
     """The rank that gets standard input, and the terminal if there is one: for a debugger."""
 
     def command_line(self) -> list[str]:
-        """The arguments of ``ncclops`` that mean the same: what a person would type."""
-        return ["launch", *self._options(), fspath(self.target), *self.words]
+        """The arguments of ``ncclops`` that mean the same: what a person would type.
+
+        Raises ``UsageError`` as :meth:`check_types`.
+        """
+        self.check_types()
+        return ["launch", *self._options(), fspath(self.target), *self.arguments]
+
+    def check_types(self) -> None:
+        """Raise ``UsageError`` for a field that is not of its type; values are looked at later."""
+        hints = get_type_hints(type(self))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not _fits(value, hints[each.name]):
+                wanted = "a list of words" if each.name == "arguments" else each.type
+                raise UsageError(f"{each.name}={short_repr(value)}: give {wanted}")
 
     def _options(self) -> Iterator[str]:
         plain = {each.name: each.default for each in fields(self)}
@@ -147,15 +163,6 @@ class LaunchRequest:
             yield "--no-python"
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """``arguments``. Raises ``UsageError`` for one string, whose letters they would be."""
-        if isinstance(self.arguments, str):
-            raise UsageError(
-                f"arguments={self.arguments!r}: give a list of words, as shlex.split makes of it"
-            )
-        return tuple(self.arguments)
-
-    @property
     def profiles(self) -> tuple[str, ...]:
         """``profile`` as a sequence, whichever way it was given."""
         return (self.profile,) if isinstance(self.profile, str) else tuple(self.profile)
@@ -171,6 +178,26 @@ _SPECIAL = (
     "target", "arguments", "program", "profile", "parameters", "env", "keep", "timeouts",
     "allow_difference", "require_network",
 )  # fmt: skip
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:  # whoever reads it says what may be chosen
+        return True
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(part, wanted)
+            for item in value.items()
+            for part, wanted in zip(item, parts, strict=True)
+        )
+    if origin is Sequence:  # a set will do; the letters of a string will not
+        is_many = isinstance(value, Collection) and not isinstance(value, str | bytes)
+        return is_many and all(_fits(part, parts[0]) for part in value)
+    if origin is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, origin)
 
 
 def _option(name: str, value: Any) -> Iterator[str]:

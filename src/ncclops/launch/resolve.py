@@ -18,6 +18,7 @@ from ncclops.schedulers.node_options import NodeOptions
 
 def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     """``request`` on this host, in this environment. Raises ``UsageError`` or ``ProfileError``."""
+    request.check_types()
     placed = launch_config.place(
         NodeOptions(
             nnodes=_text(request.nnodes),
@@ -50,7 +51,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     return Resolved(
         target=options.target_of(
             os.fspath(request.target),
-            request.words,
+            tuple(request.arguments),
             module=request.module,
             program=request.program,
         ),

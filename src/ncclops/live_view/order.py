@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 
+from ncclops.status.compare import is_silent
 from ncclops.status.model import RankStatus, RunStatus
 
 # A share of the median step time above which a rank is shown as slow.
 SLOW = 1.05
-# A rank that trains and has ended no step for so many of its median steps, and for so long, is
-# shown as silent. No verdict: that is the agent's (`health.liveness`), with more evidence.
-_SILENT_STEPS, _SILENT_S = 10.0, 10.0
 
 
 class Concern(IntEnum):
@@ -21,12 +19,6 @@ class Concern(IntEnum):
     SILENT = 1
     SLOW = 2
     NONE = 3
-
-
-def is_silent(rank: RankStatus, status: RunStatus) -> bool:
-    """Whether ``rank`` trains, and has ended no step for long, as far as steps are seen."""
-    limit_s = max(_SILENT_S, _SILENT_STEPS * (status.median_step_s or 0.0))
-    return rank.phase == "training" and rank.step_age_s is not None and rank.step_age_s > limit_s
 
 
 def concern(rank: RankStatus, status: RunStatus, stragglers: Collection[int]) -> Concern:

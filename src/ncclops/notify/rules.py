@@ -107,7 +107,6 @@ class Rules:
         self._spares: set[str] = set()
         self._world_size: int | None = None
         self._class: str | None = None
-        self._fault = ""  # the last one of a rank
         self._stopping = False
         self.progress = Progress()
 
@@ -167,10 +166,6 @@ class Rules:
                 self._nodes = [name for name in self._nodes if name != lost]
                 if self.speaks_for_all:
                     yield self._suspect(lost, f"node {lost} was lost: {event.why or 'no reason'}")
-            case FaultEvent() if event.loss is None and event.rank is not None:
-                # How the process ended says less than what its rank had raised before.
-                if event.kind is not None or not self._fault.startswith(f"rank {event.rank}: "):
-                    self._fault = f"rank {event.rank}: {event.cause}"
             case ClassifiedEvent():
                 self._class = event.class_
             case StopRequestedEvent():
@@ -189,7 +184,6 @@ class Rules:
     def _restarted(self, event: RestartEvent | RetryEvent, now: float) -> Iterator[Notice]:
         self._step_at = None
         if isinstance(event, RetryEvent):
-            self._fault = ""
             if not self.speaks_for_all:
                 return  # all agents record it; a restart in place only one
             cause = event.reason
@@ -243,13 +237,13 @@ class Rules:
 
     def _ended(self, event: VerdictEvent) -> Iterator[Notice]:
         self._stopping = True
-        self.progress = replace(self.progress, outcome=event.outcome, reason=event.reason)
+        why = event.what or event.reason
+        self.progress = replace(self.progress, outcome=event.outcome, reason=why)
         if event.outcome in ("failed", "no-receipt") and self.speaks_for_all:
             how = "failed" if event.outcome == "failed" else "has no healthy receipt"
-            fault = f"; {self._fault}" if event.outcome == "failed" and self._fault else ""
             yield Notice(
                 rule="failed",
-                summary=f"{how}: {event.reason}{fault}",
+                summary=f"{how}: {why}",
                 details={"exit_code": event.exit_code, "class": self._class},
             )
 

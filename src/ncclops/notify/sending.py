@@ -9,12 +9,14 @@ import os
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,8 @@ def _end(connection: http.client.HTTPConnection) -> None:
     would keep one at work for each message."""
     if (sock := connection.sock) is not None:
         with suppress(OSError):
+            # Its end of the connection would wait for minutes, until the kernel gave it up.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.shutdown(socket.SHUT_RDWR)
         connection.close()
 
@@ -156,37 +160,31 @@ def _token(target: Target) -> str:
     return target.key if target.kind == "json" else ""
 
 
-class _HTTP(urllib.request.HTTPHandler):
-    """Of the standard library, and keeps its connections in ``opened``."""
-
-    def __init__(self, opened: list[http.client.HTTPConnection]) -> None:
-        super().__init__()
-        self._opened = opened
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, /, **options: Any) -> http.client.HTTPConnection:
-        self._opened.append(connection := http.client.HTTPConnection(host, **options))
-        return connection
-
-
-class _HTTPS(urllib.request.HTTPSHandler):
-    """The same, over TLS."""
+class _Handler(urllib.request.AbstractHTTPHandler):
+    """Of HTTP and HTTPS, and keeps its connections in ``opened``."""
 
     def __init__(
         self, context: ssl.SSLContext | None, opened: list[http.client.HTTPConnection]
     ) -> None:
-        super().__init__(context=context)
+        super().__init__()
         self._tls, self._opened = context, opened
 
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self._open(req, http.client.HTTPConnection)
 
-    def _connection(self, host: str, /, **options: Any) -> http.client.HTTPConnection:
-        connection = http.client.HTTPSConnection(host, context=self._tls, **options)
-        self._opened.append(connection)
-        return connection
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self._open(req, partial(http.client.HTTPSConnection, context=self._tls))
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def _open(
+        self, req: urllib.request.Request, kind: Callable[..., http.client.HTTPConnection]
+    ) -> http.client.HTTPResponse:
+        def connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
+            self._opened.append(made := kind(host, **options))
+            return made
+
+        return self.do_open(connection, req)
 
 
 def _opener(
@@ -199,8 +197,7 @@ def _opener(
         context = ssl.create_default_context(cafile=target.ca_file)
     for handler in (
         urllib.request.ProxyHandler(),
-        _HTTP(connections),
-        _HTTPS(context, connections),
+        _Handler(context, connections),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):

@@ -19,10 +19,9 @@ from ncclops.durations import format_duration, parse_duration
 from ncclops.errors import UsageError
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, Status
-from ncclops.toml_files import load_toml, user_directory
+from ncclops.toml_files import load_toml, site_directory, user_directory
 
-# What the administrators of a machine have put there for all its users.
-SITE = Path("/etc/ncclops/checks")
+SITE = site_directory("checks")
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)+")
 _SHORTEST = timedelta(milliseconds=100)

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from ncclops.errors import ProfileError
 from ncclops.profiles.messages import describe, nearest
 from ncclops.profiles.schema import ProfileFile
-from ncclops.toml_files import load_toml, user_directory
+from ncclops.toml_files import load_toml, site_directory, user_directory
 
-# What the administrators of a machine have put there for all its users.
-SITE = Path("/etc/ncclops/profiles")
+SITE = site_directory("profiles")
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,17 @@ class Receipt:
 
     @property
     def meaning(self) -> str:
-        """What the verdict says, in words."""
+        """What the verdict says, in words, and of a job that had failed before, how."""
+        if self.failure is not None:
+            return f"the job failed before its first step: {self.failure}"
         if self.verdict == "compile-stall" and self.rules[0].ok:
             return "warm-up is over, and no step followed"
         return MEANING[self.verdict]
+
+    @property
+    def failure(self) -> str | None:
+        """What a run has failed with that made no step; None where it did, or of a log."""
+        return None if self.facts.steps else self.facts.failure
 
     @property
     def steady_rate(self) -> float | None:
@@ -95,7 +102,7 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """The document ``ncclops.receipt/1``."""
-        return self.to_record().to_json()
+        return self.to_record().to_json() | {"failure": self.failure}
 
 
 def judge(facts: Facts) -> Receipt:

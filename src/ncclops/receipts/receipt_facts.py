@@ -22,7 +22,8 @@ class Facts:
     most three), ``steps`` and ``real_steps`` how many different steps were reported, with and
     without contaminated ones. ``begun`` is any first sign of training. ``last`` is the last step.
     ``warmup_seconds`` is None where no output says how long it took. ``says_warmup`` means that the
-    stream's form has a line for the end of warm-up, so that its absence says something.
+    stream's form has a line for the end of warm-up, so that its absence says something. ``failure``
+    is what a run that has failed says of it in its verdict.
     """
 
     says_warmup: bool = False
@@ -41,6 +42,7 @@ class Facts:
     peak: Where | None = None
     peak_gib: float | None = None
     end: Where | None = None
+    failure: str | None = None
 
     @property
     def empty(self) -> bool:

@@ -15,6 +15,7 @@ from ncclops.record import event_log, progress, receipt_records
 from ncclops.record.events import WorkerExitedEvent, WorkerStartedEvent
 from ncclops.record.paths import RankPaths, RunPaths
 from ncclops.record.tail import read_lines
+from ncclops.record.verdict_record import VERDICT
 
 # Steps that a page may tell of which no record does: a page of random bytes tells of 2**63.
 _MOST_UNRECORDED = 1_000_000
@@ -35,7 +36,19 @@ def _load_run(run: Path, extra_forms: Sequence[Form]) -> Facts:
     if not ranks:
         raise UsageError(f"{run} holds no ranks/: name a log, a receipt.jsonl or a run directory")
     logs = [path for rank in ranks for path in (rank.stdout_log, rank.stderr_log) if path.exists()]
-    return of_run(run, (_load_file(path, _shown(path, run), extra_forms) for path in logs))
+    facts = of_run(run, (_load_file(path, _shown(path, run), extra_forms) for path in logs))
+    return replace(facts, failure=_failure(run))
+
+
+def _failure(run: Path) -> str | None:
+    """What the verdict tells of a failure."""
+    try:
+        verdict = VERDICT.read(RunPaths(run).verdict)
+    except UsageError:
+        return None
+    if verdict is None or verdict.outcome != "failed":
+        return None
+    return verdict.reason if verdict.story is None else verdict.story.what
 
 
 def of_run(run: Path, logs: Iterable[Facts]) -> Facts:

@@ -96,6 +96,8 @@ class VerdictEvent(Event, tag="verdict", frozen=True, kw_only=True):
     """of `ncclops launch`"""
     reason: str = ""
     """why, in a line"""
+    what: str = ""
+    """of a failure, what has happened, in a line: the `story` of `verdict.json` begins with it"""
 
 
 class PreflightEvent(Event, tag="preflight", frozen=True, kw_only=True):

@@ -59,6 +59,15 @@ def is_live(run_dir: Path) -> bool | None:
     return True
 
 
+def refuse_several(directory: Path) -> None:
+    """Raise ``UsageError`` for a directory of several runs, which is no run itself."""
+    if not RunPaths(directory).holds_run() and len(runs := sorted(_runs(directory))) > 1:
+        raise UsageError(
+            f"{directory} holds {len(runs)} runs ({some_of(runs)}): name one of them, as in"
+            f" {directory / runs[-1].name}"
+        )
+
+
 def some_of(runs: Iterable[Path]) -> str:
     """The names of ``runs``, cut where there are many."""
     names = [run.name for run in runs]
@@ -71,6 +80,7 @@ def _named(text: str, parent: Path) -> Path:
     if RunPaths(direct).holds_run():
         return direct.resolve()
     if direct.exists():
+        refuse_several(direct)
         raise UsageError(f"{text} holds no run (no {EVENTS}): name a run directory")
     fitting = [run for run in _runs(parent) if text and run.name.startswith(text)]
     exact = [run for run in fitting if run.name == text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from ncclops.health.stragglers import THRESHOLD
@@ -11,6 +11,17 @@ from ncclops.record.events import StragglerEvent
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
 
 _GONE = ("ended", "failed")
+# A rank that trains and has ended no step for so many of its median steps, and for so long, is
+# shown as silent. No verdict: that is the agent's (`health.liveness`), with more evidence.
+_SILENT_STEPS, _SILENT_S = 10.0, 10.0
+
+
+@dataclass(frozen=True)
+class WithoutStep:
+    """``ranks`` train and have ended no step for ``seconds``; None: all that train."""
+
+    ranks: tuple[int, ...] | None
+    seconds: float
 
 
 def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = None) -> RunStatus:
@@ -30,6 +41,25 @@ def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = Non
         ranks=tuple(_with_ratio(rank, median) for rank in status.ranks),
         stragglers=_stragglers(running, known or {}),
     )
+
+
+def is_silent(rank: RankStatus, status: RunStatus) -> bool:
+    """Whether ``rank`` trains, and has ended no step for long, as far as steps are seen."""
+    limit_s = max(_SILENT_S, _SILENT_STEPS * (status.median_step_s or 0.0))
+    return rank.phase == "training" and rank.step_age_s is not None and rank.step_age_s > limit_s
+
+
+def without_step(status: RunStatus) -> WithoutStep | None:
+    """Which ranks that train have made no step for long, as far as steps are seen."""
+    ages = {
+        rank.rank: rank.step_age_s
+        for rank in status.ranks
+        if rank.phase == "training" and rank.step_age_s is not None
+    }
+    late = {rank.rank: ages[rank.rank] for rank in status.ranks if is_silent(rank, status)}
+    if not late:
+        return None
+    return WithoutStep(None if len(late) == len(ages) else tuple(sorted(late)), min(late.values()))
 
 
 def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
