@@ -174,3 +174,24 @@ def test_a_traceback_that_ends_in_a_lost_worker_is_no_failure_of_the_program() -
     lost = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
     assert classify(frame).verdict.class_ == "user-error"
     assert classify(f"{frame}{lost}\n").verdict.class_ == "peer-exit"
+
+
+PREPARING = "Dropping Long Sequences:  92%|9  | 328986/359152 [29:58<12:05, 41.59 examples/s]"
+WAITED = (
+    "[rank1]:[W516 14:34:56.8 socket.cpp:489] [c10d] waitForInput: socket SocketImpl(fd=79, "
+    "addr=[n0]:41170, remote=[n0]:29500) timed out after 1800000ms"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "class_"), [(PREPARING, "watchdog-compile"), ("loading", "store-rendezvous")]
+)
+def test_ranks_that_wait_in_the_store_while_one_prepares_the_data(before: str, class_: str) -> None:
+    # A bar that is still drawn and the other rank's error share a line.
+    for between in ("\n", ""):
+        assert classify(f"{before}{between}{WAITED}\n").verdict.class_ == class_
+
+
+def test_an_agent_that_came_to_a_rendezvous_shows_life() -> None:
+    verdict = classify("[INFO] [default] Rendezvous complete for workers. Result:\n").verdict
+    assert (verdict.class_, verdict.confidence) == ("no-failure-seen", 0.6)

@@ -66,6 +66,7 @@ _INIT = re.compile(
 _INIT_BEGUN = re.compile(
     rb"NCCL INFO |:\d{1,7} \[\d{1,2}\] INFO |NCCL version \d|coll channels"
     rb"|is connected to \d+ peer ranks"
+    rb"|Rendezvous complete for workers|[Nn]etwork check result is True"
     rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
