@@ -150,7 +150,7 @@ def ending_late(worker: Worker) -> Any:
 
 
 def made_anew_by_the_script(worker: Worker) -> Any:
-    """Rank 0 leaves its group and makes the next one, for which rank 1 has to be out of the first."""
+    """Rank 0 leaves its group and makes the next, for which rank 1 has to be out of the first."""
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
