@@ -147,3 +147,20 @@ def ending_late(worker: Worker) -> Any:
         return worker.finish(call)
 
     return worker.wrap(main, **HANG)()
+
+
+def made_anew_by_the_script(worker: Worker) -> Any:
+    """Rank 0 leaves its group and makes the next, for which rank 1 has to be out of the first."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if worker.rank == 1:
+            try:
+                dist.barrier()
+            except RuntimeError:
+                worker.note("left")
+        dist.destroy_process_group()
+        worker.join()
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()

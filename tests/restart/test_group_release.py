@@ -40,3 +40,9 @@ def test_the_reducer_of_a_model_ends_a_group_whose_worker_wants_the_gil(job: Job
 def test_no_restart_waits_for_the_end_of_a_group(job: Job) -> None:
     assert job.start(2, "group_programs:ending_late").wait() == {0: 0, 1: 0}
     assert {event["cause"] for event in job.events("incident")} == {"exception"}
+
+
+def test_a_script_that_makes_its_group_anew_lets_its_peers_out_of_the_last_one(job: Job) -> None:
+    assert job.start(2, "group_programs:made_anew_by_the_script").wait() == {0: 0, 1: 0}
+    assert [event["rank"] for event in job.events("left")] == [1]
+    assert job.events("incident") == []

@@ -66,3 +66,26 @@ def test_a_child_that_the_script_has_forked_ends_at_once() -> None:
     command = [sys.executable, "-c", FORKS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "5 False\n", done.stderr
+
+
+ALONE = """
+import contextlib, os, signal, sys
+from types import SimpleNamespace
+from ncclops.record import worker_record
+from ncclops.worker import stopping
+
+worker_record.report = lambda event: None
+stopping._STOP_COMES_WITHIN_S = 0.0
+stop = stopping.StopSignal()
+stop.watch()
+stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_handler_s_exit_waits_for_nobody_where_no_stop_is_under_way() -> None:
+    """The others do not end: they may wait for this rank in a collective."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 5, done.stderr

@@ -38,6 +38,9 @@ from ncclops.restart.log import logged
 _ABORT_NAMES = ("abort", "_abort", "_shutdown")
 
 
+# Makes the backends of a group, for all of torch's functions that make one but ``split_group``.
+_MAKER = "_new_process_group_helper"
+
 # What ``destroy_process_group`` empties, where it comes so far; each torch has most of them.
 _TABLES = (
     "pg_map",
@@ -325,7 +328,7 @@ def _backends_in_the_making(main_thread: FrameType | None) -> list[Any]:
     """Those that ``init_process_group`` or ``new_group`` has made, and not yet put on record."""
     found: dict[int, Any] = {}
     for frame, _ in traceback.walk_stack(main_thread) if main_thread is not None else ():
-        if frame.f_code.co_name == "_new_process_group_helper":
+        if frame.f_code.co_name == _MAKER:
             variables = frame.f_locals
             for name in ("backend_class", "eager_backend"):
                 if (backend := variables.get(name)) is not None:
@@ -410,8 +413,8 @@ def env_leads_to(
 # of the function that made the model are enough, without us as well.
 #
 # The bindings of the backends' own classes have always released the GIL. All it takes is that the
-# last reference to a backend is its Python object's: it is kept until the next group is made or the
-# iteration ends, whichever comes first, and dropped then if its group's Python object is gone.
+# last reference to a backend is its Python object's: it is kept until the making of the next group
+# begins or the iteration ends, and dropped then if its group's Python object is gone.
 
 _kept: dict[ref[Any], list[Any]] = {}  # by group
 _keeper: int | None = None  # the process; a fork of it has none of torch's threads
@@ -432,12 +435,21 @@ def keep_backends_longer_than_groups() -> None:
     register = distributed.ProcessGroup._register_backend
 
     def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
-        release_backends_of_ended_groups()
         makers_of_groups.add(threading.get_ident())
         register(group, device, backend_type, backend)
         _kept.setdefault(ref(group), []).append(backend)
 
     distributed.ProcessGroup._register_backend = register_and_keep
+    make = getattr(distributed_c10d, _MAKER)
+
+    @functools.wraps(make)
+    def release_and_make(*args: Any, **kwargs: Any) -> Any:
+        # Before it waits for peers: where a script makes its groups anew after an error, they may
+        # be in the last one, and come once its connections are closed.
+        release_backends_of_ended_groups()
+        return make(*args, **kwargs)
+
+    setattr(distributed_c10d, _MAKER, release_and_make)
 
 
 # When Python ends it clears modules in no order that one could rely on: a model may go after the

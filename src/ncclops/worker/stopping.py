@@ -3,13 +3,15 @@
 When the launcher stops a job, each worker gets SIGTERM, and one that exits at once would have the
 restart core interrupt another that is still writing its last checkpoint. So a handler that ends
 the process has it wait: the worker reports that it is ready, and the launcher sends a second
-SIGTERM once all are.
+SIGTERM once all are. Where the signal came to this rank alone, from elsewhere, the others do not
+end, and none is waited for.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import select
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -18,12 +20,16 @@ from typing import Any
 from ncclops.record import worker_record
 from ncclops.record.events import ReadyToEndEvent
 from ncclops.restart import CallWrapper
+from ncclops.worker import no_restart
 
 _EXIT_CODE = 128 + signal.SIGTERM
+# A scheduler may signal all processes of a job at once, and this one before the launcher.
+_STOP_COMES_WITHIN_S = 5.0
 
 
 def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
-    """Until the launcher says that all are ready; it ends us if that takes too long.
+    """Until the launcher says that all are ready; it ends us if that takes too long. Not if no stop
+    is under way.
 
     The signal may come to any thread, at any moment from here on: it must not run the script's
     handler again, and what it writes into a pipe is found by this thread wherever that is.
@@ -33,6 +39,9 @@ def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     set_handler(signal.SIGTERM, lambda _number, _frame: None)
     worker_record.report(ReadyToEndEvent())
+    came, _, _ = select.select([read_fd], [], [], _STOP_COMES_WITHIN_S)
+    if not came and not no_restart.is_needed():
+        return
     while os.read(read_fd, 1) != bytes([signal.SIGTERM]):
         pass  # another signal's
 
