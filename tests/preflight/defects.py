@@ -78,7 +78,7 @@ def _cliques(machine: Machine, chance: random.Random) -> str:
 
 def _xid(machine: Machine, chance: random.Random) -> str:
     gpu = chance.choice(machine.gpus)
-    code = chance.choice([48, 62, 64, 79, 95, 119, 145])
+    code = chance.choice([48, 62, 64, 79, 95, 119, 143, 145])
     pci = gpu["pci"].removesuffix(".0")
     machine.log = [*(machine.log or []), (600.0, f"NVRM: Xid (PCI:{pci}): {code}, pid=1, x")]
     return f"GPU {gpu['index']}"
@@ -99,6 +99,17 @@ def _mapped_root(machine: Machine, chance: random.Random) -> str:
     machine.files["proc/self/status"] = status.replace("a88425fb", "000001ffffffffff")
     machine.files["proc/self/uid_map"] = "         0       1000          1"
     return found
+
+
+def _asks_for_a_reset(machine: Machine, chance: random.Random) -> str:
+    """In the log alone: NVML of drivers before 570 does not say it."""
+    gpu = chance.choice(machine.gpus)
+    gpu["recovery_action"] = None
+    changed = "154, GPU recovery action changed from"
+    for age_s, what in ((700.0, "0x2 (Node) to 0x0 (None)"), (600.0, "0x0 (None) to 0x1 (Reset)")):
+        text = f"NVRM: Xid (PCI:{gpu['pci'].removesuffix('.0')}): {changed} {what}"
+        machine.log = [*(machine.log or []), (age_s, text)]
+    return f"GPU {gpu['index']}"
 
 
 def _switch_error(machine: Machine, chance: random.Random) -> str:
@@ -399,6 +410,7 @@ DEFECTS = (
     Defect("600 rows", "gpu.rows", WITH_GPUS, gpu_with(rows_uncorrected=600)),
     Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
     Defect("an Xid of a MIG instance", "gpu.xid", ("mig",), _xid_of_an_instance),
+    Defect("an Xid that asks for a reset", "gpu.xid", WITH_GPUS, _asks_for_a_reset),
     Defect("a fatal error of a switch", "gpu.xid", WITH_GPUS, _switch_error),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
     Defect(

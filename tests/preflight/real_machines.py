@@ -294,12 +294,48 @@ def root_in_a_container(chance: random.Random) -> Machine:
     return machine
 
 
+def lanes_of_a_virtual_machine(chance: random.Random) -> Machine:
+    """As on Amazon's g5: each A10G shows half of its lanes, and no slot can be looked at."""
+    machine = _of("cloud-vm", chance)
+    for gpu in machine.gpus:
+        gpu |= {"name": "NVIDIA A10G", "pcie_width": 8, "pcie_width_max": 16, "links": None}
+    return machine
+
+
 def part_of_a_node(chance: random.Random) -> Machine:
     """A Slurm job with two of eight GPUs: the others are in the driver's list all the same."""
     machine = _of("hgx-ib", chance)
     machine.gpus = machine.gpus[:2]
     machine.driver["count"] = 2
     machine.files["proc/self/cgroup"] = "0::/system.slice/slurmstepd.scope/job_812/step_0/user"
+    return machine
+
+
+def job_beside_a_broken_gpu(chance: random.Random) -> Machine:
+    """As ``part_of_a_node``; a GPU of another job's has an error."""
+    machine = part_of_a_node(chance)
+    listed = [path for path in machine.files if path.startswith("proc/driver/nvidia/gpus/")]
+    pci = listed[-1].split("/")[4].removesuffix(".0")
+    machine.log = [(60.0, f"NVRM: Xid (PCI:{pci}): 48, pid=1, name=python, DBE")]
+    return machine
+
+
+def hgx_b200(chance: random.Random) -> Machine:
+    """InfiniBand functions of the NVSwitches beside the ports, of which some wait for no manager.
+
+    As in siderolabs/extensions#895 and NVIDIA's Fabric Manager User Guide (SW_MNG in the vital
+    product data).
+    """
+    machine = _of("hgx-ib", chance)
+    machine.needs = HGX
+    for number in range(4):
+        name = f"mlx5_{20 + number}"
+        add_device(machine, chance, 20 + number, name, efa=False, roce=False, virtual=False)
+        top = f"sys/class/infiniband/{name}"
+        machine.files[f"{top}/device/vpd"] = "\ufffd\x20NVLink Switch SMDL=SW_MNG LPF"
+        machine.files[f"{top}/device/current_link_width"] = "2"
+        if number % 2:
+            machine.files[f"{top}/ports/1/state"] = "2: INIT"
     return machine
 
 
@@ -328,6 +364,9 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         slots_of_a_desktop,
         adapters_in_two_slots,
         root_in_a_container,
+        job_beside_a_broken_gpu,
+        hgx_b200,
+        lanes_of_a_virtual_machine,
     )
 }
 

@@ -74,6 +74,16 @@ def test_what_is_not_shown_convicts_nobody(seed: int) -> None:
     assert grave(judge(machine.node()), Status.FAIL) == set()
 
 
+def test_an_xid_is_told_where_nvml_does_not_start() -> None:
+    """But for a container, whose job may have no use for a GPU."""
+    for kind, wanted in (("hgx-ib", {"gpu.xid"}), ("container-v2", set())):
+        machine = make(KINDS.index(kind))
+        pci = machine.gpus[0]["pci"].removesuffix(".0")
+        machine.log = [(60.0, f"NVRM: Xid (PCI:{pci}): 79, pid=1, GPU has fallen off the bus.")]
+        machine.gpus, machine.driver = [], {"problem": "GPU is lost", "error": None}
+        assert grave(judge(machine.node()), Status.FAIL) == wanted
+
+
 JUNK = ("", "\0", "-1", "garbage", "9" * 30, "é", "0x", "1e9", "max", "0", "a b\nc", "unlimited")
 
 

@@ -41,6 +41,9 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 # NVLink errors say it with their own word: Xid 144 to 150.
 _NONFATAL = re.compile(r"Xid \([^)]*\): 1\d\d, .*\bNonfatal\b")
 _FATAL_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), Fatal\b")
+# What the driver wants from now on: the number of nvmlDeviceGpuRecoveryAction_t, and its name.
+_ASKS = re.compile(r"\): 154, GPU recovery action changed from .* to (0x[0-9a-fA-F]+) \(([^)]*)\)")
+_PCI_PLACE = "PCI "  # before the address of a GPU that NVML does not show
 _PCI = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 _NARROW = re.compile(
     r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .*available PCIe bandwidth, limited by .*?"
@@ -78,7 +81,8 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
         if wanted and node.driver.problem is not None and not listed:
             if node.driver.error in check.numbers("errors") and _has_no_driver(node):
                 on_bus = _on_bus(node)
-                why = f"no NVIDIA driver is loaded, and the lane needs {wanted}; PCI shows {on_bus}"
+                shown = f"{on_bus or 'no'} NVIDIA GPU{'' if on_bus == 1 else 's'}"
+                why = f"no NVIDIA driver is loaded, and the lane needs {wanted}; PCI shows {shown}"
                 yield check.bad(HOST, why)
             else:
                 yield check.unknown(HOST, f"no NVML, and the lane needs {wanted}")
@@ -168,38 +172,52 @@ def rows(check: Check, node: Node) -> Iterator[Finding]:
 
 def xid(check: Check, node: Node) -> Iterator[Finding]:
     """Those of the hardware; what an application has done to itself is not the node's."""
-    if not node.gpus and node.driver.count is None:
+    has_gpus = bool(node.gpus) or node.driver.count is not None
+    # Where NVML does not start, the log may say why; a container's job may have no GPU at all.
+    if not has_gpus and (in_container(node.files) or _loaded_version(node) is None):
         return
     if node.log.source is None:
-        yield check.unknown(HOST, "the kernel log cannot be read")
+        if has_gpus:
+            yield check.unknown(HOST, "the kernel log cannot be read")
         return
     codes, newest_s = check.numbers("codes"), check.limit("hours") * 3600
     seen: dict[str, list[str]] = defaultdict(list)
     old: dict[str, list[str]] = defaultdict(list)
+    asked: dict[str, tuple[str, float | None]] = {}
+
+    def note(place: str, what: str, age_s: float | None, *, grave: bool = True) -> None:
+        if age_s is None:
+            old[place].append(f"{what}, of unknown age")
+        elif age_s <= newest_s:
+            is_own = grave and not _may_be_of_others(node, place)
+            (seen if is_own else old)[place].append(f"{what}, {age_s / 60:.0f} min ago")
+
     for line in node.log.lines:
         match, switch = _XID.search(line.text), _FATAL_SXID.search(line.text)
-        if match and int(match[2]) in codes:
-            place, what = _by_pci(node, match[1]), f"Xid {match[2]}"
+        if match and (asks := _ASKS.search(line.text)):
+            wants = f"Xid 154, {asks[2]}" if int(asks[1], 16) else ""
+            asked[_by_pci(node, match[1])] = wants, line.age_s
+        elif match and int(match[2]) in codes:
+            grave = not _NONFATAL.search(line.text)
+            what = f"Xid {match[2]}" if grave else f"Xid {match[2]}, nonfatal"
+            note(_by_pci(node, match[1]), what, line.age_s, grave=grave)
         elif switch:
-            place, what = f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal"
+            note(f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal", line.age_s)
         elif match is None and "fallen off the bus" in line.text:
             address = _PCI.search(line.text)
-            place, what = _by_pci(node, address[0] if address else ""), "fallen off the bus"
-        else:
-            continue
-        if line.age_s is None:
-            old[place].append(f"{what}, of unknown age")
-        elif _NONFATAL.search(line.text):
-            if line.age_s <= newest_s:
-                old[place].append(f"{what}, nonfatal, {line.age_s / 60:.0f} min ago")
-        elif line.age_s <= newest_s:
-            seen[place].append(f"{what}, {line.age_s / 60:.0f} min ago")
+            place = _by_pci(node, address[0] if address else "")
+            note(place, "fallen off the bus", line.age_s)
+    # Where NVML says what the driver wants now, that counts.
+    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
+    for place, (wants, age_s) in asked.items():
+        if wants and place not in known:
+            note(place, wants, age_s)
     for place, said in seen.items():
         yield check.bad(place, some(list(dict.fromkeys(said))))
     for place, said in old.items():
         if place not in seen:
             yield check.warn(place, some(list(dict.fromkeys(said))))
-    if not seen and not old:
+    if has_gpus and not seen and not old:
         yield check.ok(HOST, f"none in {node.log.source}")
 
 
@@ -397,6 +415,8 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
             is_odd = wider >= max(_SLOTS, _SLOT_SHARE * len(alike))
             if is_odd or any(re.search(name, gpu.name or "") for name in boards):
                 yield check.bad(_name(gpu), said)
+            elif not wider and is_virtual(node.files):  # as Amazon's g5 shows all of them
+                yield check.unknown(_name(gpu), f"{said}, as a virtual machine shows it")
             else:  # a slot, or two that share the lanes of one
                 yield check.warn(_name(gpu), f"{said}; perhaps its slot has no more")
         elif gpu.pci in narrow and not is_virtual(node.files):
@@ -442,7 +462,7 @@ def _by_pci(node: Node, address: str) -> str:
     for gpu in node.gpus:
         if wanted and (gpu.pci or "").startswith(f"{wanted}."):
             return _name(gpu)
-    return f"PCI {wanted}" if wanted else HOST
+    return f"{_PCI_PLACE}{wanted}" if wanted else HOST
 
 
 def _loaded_version(node: Node) -> str | None:
@@ -468,13 +488,20 @@ def _has_no_driver(node: Node) -> bool:
     return is_read and _loaded_version(node) is None and not _bound(node) and not any(shown)
 
 
-def _on_bus(node: Node) -> str:
+def _on_bus(node: Node) -> int:
     """How many GPUs of NVIDIA PCI has."""
     vendors = node.files.matching(r"sys/bus/pci/devices/[^/]+/vendor")
     of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
     classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
-    count = sum(each.startswith(("0x0300", "0x0302")) for each in classes)
-    return f"{count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}"
+    return sum(each.startswith(("0x0300", "0x0302")) for each in classes)
+
+
+def _may_be_of_others(node: Node, place: str) -> bool:
+    """Whether a GPU that this job has not been given may be the one at ``place``."""
+    everything = max(_on_bus(node), len(node.files.names("proc/driver/nvidia/gpus")))
+    has_some = 0 < (node.driver.count or 0) < everything and not any(g.lost for g in node.gpus)
+    may_have = _is_given_some(node) or in_container(node.files)
+    return place.startswith(_PCI_PLACE) and has_some and may_have
 
 
 def _is_given_some(node: Node) -> bool:

@@ -75,6 +75,14 @@ class Port:
         return (self.device("device/driver") or "").rpartition("/")[2]
 
     @property
+    def is_of_switch(self) -> bool:
+        """Whether it leads to an NVSwitch, for its subnet manager: Blackwell boards have four.
+
+        NVIDIA Fabric Manager User Guide: the vital product data, which root may read, say SW_MNG.
+        """
+        return "SW_MNG" in (self.device("device/vpd") or "")
+
+    @property
     def is_efa(self) -> bool:
         return self.driver == "efa" or self.layer == "Unspecified"
 
@@ -368,9 +376,10 @@ def ports(node: Node) -> list[Port]:
 
 
 def used(node: Node) -> list[Port]:
-    """The ports that ``NCCL_IB_HCA`` leaves; all without it."""
+    """The ports that ``NCCL_IB_HCA`` leaves; all without it. Those of NVSwitches lead nowhere."""
     setting = node.environ.get("NCCL_IB_HCA", "")
-    return [p for p in ports(node) if selects(setting, p.nic.device, p.number)]
+    found = [p for p in ports(node) if selects(setting, p.nic.device, p.number)]
+    return [p for p in found if not p.is_of_switch]
 
 
 def selects(setting: str, device: str, port: str) -> bool:

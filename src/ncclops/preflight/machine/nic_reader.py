@@ -32,7 +32,7 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
             ),
             *(
                 f"{top}/device/{name}"
-                for name in ("numa_node", "vendor", "device", "current_link_width",
+                for name in ("numa_node", "vendor", "device", "vpd", "current_link_width",
                              "max_link_width", "current_link_speed", "max_link_speed")
             ),
             *(
