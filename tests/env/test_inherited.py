@@ -141,6 +141,8 @@ def test_an_error_that_is_kept_or_harms_nothing_is_not_told() -> None:
     assert len(said(wrong)) == 1
     assert said(wrong, Overrides(keep=frozenset(wrong))) == []
     assert said({"NCCL_TIMEOUT": "half an hour"}) == []
+    without_sys = Host()  # as in a chroot: not even the loopback is to be seen
+    assert said({"NCCL_SOCKET_IFNAME": "eth7"}, host=without_sys, lane="local-cpu") == []
 
 
 def test_a_clean_shell_is_told_nothing_under_any_shipped_profile() -> None:

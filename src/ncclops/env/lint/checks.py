@@ -309,9 +309,9 @@ def _absent(name: str, value: str, host: Host) -> tuple[str, ...]:
     """The entries of an interface or HCA list that match nothing here, if that is fatal.
 
     NCCL takes prefixes, ``=`` for exact names and ``^`` to leave out; it is content with one
-    match. Gloo wants each exact name.
+    match. Gloo wants each exact name. Without any interface, even ``lo``, nothing is known of them.
     """
-    if value.startswith("^"):
+    if value.startswith("^") or (name != "NCCL_IB_HCA" and not host.interfaces):
         return ()
     exact = name == "GLOO_SOCKET_IFNAME" or value.startswith("=")
     have = host.hcas if name == "NCCL_IB_HCA" else host.interfaces
