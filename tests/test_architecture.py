@@ -145,6 +145,19 @@ def test_contributing_names_files_that_exist() -> None:
     ] == []
 
 
+def test_no_process_of_ours_imports_from_the_current_directory() -> None:
+    """Whoever can write there, as in /tmp, would have their modules run."""
+    interpreters = {"sys.executable", "python"}
+    commands = [
+        (name, [ast.unparse(each) for each in node.elts])
+        for name, path in KNOWN.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) in interpreters
+    ]
+    assert len(commands) > 10
+    assert [each for each in commands if not {"'-P'", "'-I'"} & set(each[1])] == []
+
+
 @pytest.mark.slow
 def test_importing_what_needs_no_torch_imports_none() -> None:
     names = [

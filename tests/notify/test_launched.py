@@ -111,7 +111,10 @@ def test_of_an_agent_that_was_killed_its_launcher_tells(
 def test_commands_leave_no_process_and_are_not_taken_for_workers(
     ncclops: Ncclops, receiver: Receiver, profile: Path, tmp_path: Path
 ) -> None:
-    """Each heartbeat is a child of the agent, which reaps what its workers leave."""
+    """Each heartbeat is a child of the agent, which reaps what its workers leave, and ends what
+    they have started, but not what such a command has: one runs at any time here."""
+    slow = profile.read_text().replace(">> told.jsonl", ">> told.jsonl; sleep 1 || exit 9")
+    profile.write_text(slow)
     (tmp_path / "train.py").write_text("import time\ntime.sleep(3)\n")
     environ = {"SLACK_WEBHOOK_URL": receiver.url("/x"), "NOTIFY_TEST_MARK": str(tmp_path)}
     done = ncclops("launch", "--profile", profile, "--restart", "none", "train.py", env=environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -265,3 +266,17 @@ def test_what_is_no_exit_code_names_file_and_key(project: Path, line: str, messa
         load_profiles(["bad"], cwd=project)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user")
+@pytest.mark.parametrize(
+    ("mode", "owner", "counts"), [(0o1777, 0, True), (0o1777, 4711, False), (0o755, 4711, True)]
+)
+def test_profiles_of_a_stranger_in_a_directory_for_all_are_passed_over(
+    project: Path, mode: int, owner: int, counts: bool
+) -> None:
+    write(project / "profiles", "local-cpu", 'env.X = { set = "1", why = "w" }')
+    os.chown(project / "profiles", owner, -1)
+    project.chmod(mode)
+    origins = {summary.name: summary.origin for summary in list_profiles()}
+    assert (origins["local-cpu"] == "project") == counts

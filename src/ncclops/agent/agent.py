@@ -315,6 +315,7 @@ class _Agent:
             follow=self._follow_records,
             printed=self._printed,
             spared=self._pids_that_stay,
+            notifying=lambda: self._notifications.pids,
             coordinator=coordinator,
             attached=Streams() if self._job.attached is None else self._attached.open(),
             fork_servers=self._fork_servers,

@@ -102,6 +102,7 @@ class AttemptContext:
     follow: Callable[[Sequence[int]], Awaitable[None]]  # again, the records of these ranks
     printed: PrintedReceipts
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
+    notifying: Callable[[], AbstractSet[int]]  # of these commands, with what they have started
     coordinator: Coordinator  # the agents of the other nodes, if any
     attached: Streams  # of the rank that gets standard input, if one does
     fork_servers: ForkServers
@@ -303,7 +304,10 @@ class RunningAttempt:
             if (forks := workers.left_running(stay)) is not None:
                 self._context.say(f"warning: {forks}")
         if survivors := process_tree.end_descendants(
-            _LEFTOVER_GRACE, self.own_pids(), spared=self._context.spared()
+            _LEFTOVER_GRACE,
+            self.own_pids(),
+            spared=self._context.spared(),
+            trees_of_others=self._context.notifying,
         ):
             self._context.say(f"processes that SIGKILL did not end: {survivors}")
         self._context.drain()

@@ -80,10 +80,11 @@ def command(target: Target) -> list[str]:
     """The command line of a worker. ``PYTHON_EXEC`` replaces the interpreter, as under torchrun."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     if target.kind == "program":
-        return [python, "-m", "ncclops.worker.parent_death", target.name, *target.arguments]
+        return [python, "-P", "-m", "ncclops.worker.parent_death", target.name, *target.arguments]
     flags = {"module": ["-m"], "function": ["-f"]}.get(target.kind, [])
     # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
-    return [python, "-u", "-m", _MODULE, *flags, target.name, *target.arguments]
+    # -P: no modules from the current directory; the worker adds the script's, as python would.
+    return [python, "-u", "-P", "-m", _MODULE, *flags, target.name, *target.arguments]
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ncclops.flight.reader_process"],
+            [sys.executable, "-P", "-m", "ncclops.flight.reader_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -41,7 +41,7 @@ def analyse(
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "ncclops.flight.torch_opinion"],
+            [sys.executable, "-P", "-m", "ncclops.flight.torch_opinion"],
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=patience.total_seconds(),

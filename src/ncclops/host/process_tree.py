@@ -37,8 +37,8 @@ def end_descendants(
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
-    else in this process waits for. ``spared`` processes have no children. ``trees_of_others`` are
-    children of this process that are left alone with their descendants.
+    else in this process waits for. ``trees_of_others`` are children of this process that are left
+    alone with their descendants.
     """
     look = partial(_descendants, own | spared, spared, trees_of_others)
     if _signal_all(signal.SIGTERM, look):

@@ -133,7 +133,7 @@ def start(
     ours, theirs = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ncclops", *request.command_line()],
+            [sys.executable, "-P", "-m", "ncclops", *request.command_line()],
             env={**(os.environ if environ is None else environ), VARIABLE: str(theirs)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +36,19 @@ def shipped_dir() -> Path:
 def search_path(cwd: Path | None = None) -> list[tuple[str, Path]]:
     """``(origin, directory)`` in the order of lookup; the first file of a name wins."""
     project, shipped = (cwd or Path.cwd()) / "profiles", shipped_dir()
-    own = [] if project == shipped else [("project", project)]
+    own = [] if project == shipped or _is_strangers(project) else [("project", project)]
     user = user_directory("profiles")
     return [*own, ("user", user), ("site", SITE), ("shipped", shipped)]
+
+
+def _is_strangers(project: Path) -> bool:
+    """Whether anybody at all may have put it there, as in ``/tmp``: profiles run commands."""
+    try:
+        around, found = project.parent.stat(), project.lstat()
+    except OSError:
+        return False
+    anybody = around.st_mode & stat.S_IWOTH
+    return bool(anybody) and found.st_uid not in {0, os.geteuid(), around.st_uid}
 
 
 def profile_files(cwd: Path | None = None) -> Iterator[tuple[str, Path]]:

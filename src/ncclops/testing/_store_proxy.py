@@ -222,7 +222,7 @@ def _start_server(log: Path) -> tuple[subprocess.Popen[bytes], int]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with log.open("ab") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "ncclops.restart.store_server", "0"],
+            [sys.executable, "-P", "-m", "ncclops.restart.store_server", "0"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=output,

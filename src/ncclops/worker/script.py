@@ -116,8 +116,8 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _set_first_path(directory: str) -> None:
-    # -P and PYTHONSAFEPATH leave it out.
-    if not sys.flags.safe_path:
+    # PYTHONSAFEPATH leaves it out. -P does not: the agent gives it to keep the current one out.
+    if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, directory)
 
 

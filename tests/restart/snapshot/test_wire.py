@@ -14,7 +14,7 @@ from ncclops.restart.snapshot import PeerError
 from ncclops.restart.snapshot._blobs import Blob
 from ncclops.restart.snapshot._memory import Memory
 from ncclops.restart.snapshot._planning import Moment
-from ncclops.restart.snapshot._server import Server
+from ncclops.restart.snapshot._server import _MOST_UNGREETED, Server
 from ncclops.restart.snapshot._wire import _MAGIC, TOKEN_CHARACTERS, Connection
 
 from .test_state import blob_of
@@ -131,6 +131,14 @@ def test_who_does_not_know_the_token_gets_no_answer(memory: Memory, greeting: by
     with raw(memory, greeting) as sock, contextlib.suppress(ConnectionResetError):
         assert sock.recv(1) == b""
     assert memory.holdings() == []
+
+
+def test_a_crowd_that_says_nothing_keeps_no_rank_out(memory: Memory) -> None:
+    assert memory.server is not None
+    with contextlib.ExitStack() as crowd:
+        for _ in range(_MOST_UNGREETED + 8):
+            crowd.enter_context(raw(memory, b""))
+        Connection.to(memory.server.address, WITHIN_S).close()
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ class _Process:
     """One reader process."""
 
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        module = "ncclops.preflight.machine.reader"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ncclops.preflight.machine.reader", str(root), str(os.getpid())],
+            [sys.executable, "-P", "-m", module, str(root), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -24,7 +24,8 @@ log = logging.getLogger("ncclops.restart")
 
 _GREETED_WITHIN_S = 5.0
 # Each rank has one connection of the rank that it keeps copies for; in a restart there are those of
-# ranks that fetch. Whoever does not greet is no rank of the job.
+# ranks that fetch. Whoever does not greet is no rank of the job, and a rank greets at once: where
+# too many have not, the one that has had the longest time for it goes.
 _MOST_CONNECTIONS = 1024
 _MOST_UNGREETED = 32
 _NEXT_AFTER_S = 0.1
@@ -44,7 +45,7 @@ class Server:
         token = secrets.token_hex(TOKEN_CHARACTERS // 2)
         self.address = Address(host, self._listener.getsockname()[1], token)
         self._connections: set[Connection] = set()
-        self._ungreeted = 0
+        self._ungreeted: dict[Connection, None] = {}  # the oldest first
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._start(self._accept, "ncclops-snapshot-server")
@@ -72,20 +73,26 @@ class Server:
                     return
                 log.debug("accepting a connection for snapshots: %s", error)  # no descriptor left
                 continue
+            connection = Connection(sock)
             with self._lock:
-                has_room = (
-                    len(self._connections) < _MOST_CONNECTIONS and self._ungreeted < _MOST_UNGREETED
-                )
-                self._ungreeted += has_room
+                has_room = len(self._connections) < _MOST_CONNECTIONS
+                oldest = None
+                if len(self._ungreeted) >= _MOST_UNGREETED:
+                    oldest = next(iter(self._ungreeted))
+                    del self._ungreeted[oldest]
+                if has_room:
+                    self._ungreeted[connection] = None
+            if oldest is not None:
+                oldest.close()
             try:
                 if has_room:
-                    self._start(self._serve, "ncclops-snapshot-peer", Connection(sock))
+                    self._start(self._serve, "ncclops-snapshot-peer", connection)
                     continue
             except RuntimeError as error:  # no thread is to be had
                 log.debug("a connection for snapshots: %s", error)
                 with self._lock:
-                    self._ungreeted -= 1
-            sock.close()
+                    self._ungreeted.pop(connection, None)
+            connection.close()
 
     def _serve(self, connection: Connection) -> None:
         with self._lock:
@@ -95,7 +102,7 @@ class Server:
                 is_ours = connection.is_greeted(self.address.token, _GREETED_WITHIN_S)
             finally:
                 with self._lock:
-                    self._ungreeted -= 1
+                    self._ungreeted.pop(connection, None)
             while is_ours and (request := connection.next_request()) is not None:
                 self._answer(connection, request)
         except (OSError, PeerError) as error:
