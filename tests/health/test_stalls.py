@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from ncclops.health.stalls import StallLimits, StallWatch
+from ncclops.health.evidence import Reading
+from ncclops.health.stalls import RestartWatch, StallLimits, StallWatch
 from ncclops.receipts.observation import Kind, Observation, Where
+from ncclops.record.progress import RESTART_PHASE
 
 LIMITS = StallLimits(startup=timedelta(seconds=100), compile=timedelta(minutes=10))
 
@@ -62,3 +64,45 @@ def test_a_restart_opens_the_windows_again() -> None:
     watch.saw(seen("step"), 10.0)
     watch.saw(seen("start"), 500.0)
     assert watch.deadline == 600.0
+
+
+def restarting(rank: int, seconds: float, *, left: bool, iteration: int = 0) -> Reading:
+    age = timedelta(seconds=seconds)
+    return Reading(rank=rank, iteration=iteration, phase=RESTART_PHASE, phase_age=age, left=left)
+
+
+def test_a_restart_that_waits_for_a_rank_is_told_of_once() -> None:
+    watch = RestartWatch()
+    waiting = restarting(0, 40, left=True)
+    assert watch.look([restarting(0, 20, left=True), restarting(1, 20, left=False)]) is None
+    stall = watch.look([waiting, restarting(1, 40, left=False)])
+    assert stall is not None
+    assert (stall.ranks, stall.after_s) == ([1], 40.0)
+    assert stall.message == (
+        "rank 1 has not left the script 40 s after a fault, and the restart in place waits for it"
+    )
+    assert watch.look([restarting(0, 70, left=True), restarting(1, 70, left=False)]) is None
+    again = [restarting(rank, 31, left=False, iteration=1) for rank in (0, 1)]
+    stall = watch.look(again)
+    assert stall is not None
+    assert stall.ranks == [0, 1]
+
+
+def test_a_rank_whose_process_was_stopped_is_waited_for_in_a_restart() -> None:
+    stopped = Reading(rank=1, iteration=0)
+    stall = RestartWatch().look([restarting(0, 40, left=True), stopped])
+    assert stall is not None
+    assert stall.ranks == [1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(restarting(1, 40, left=True), id="has left, too"),
+        pytest.param(Reading(rank=1, iteration=1), id="runs the script again"),
+        pytest.param(Reading(rank=1, iteration=0, ended=True), id="had come to the end"),
+        pytest.param(Reading(rank=1), id="reports nothing"),
+    ],
+)
+def test_a_restart_waits_for_no_rank_that(other: Reading) -> None:
+    assert RestartWatch().look([restarting(0, 40, left=True), other]) is None

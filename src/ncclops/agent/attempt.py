@@ -159,6 +159,7 @@ class RunningAttempt:
             self.team,
             self.watching.steps_printed,
             context.coordinator,
+            self.watching.on_look,
             self._on_hung,
         )
         self._team_stop: TeamStop | None = None  # once the workers are being stopped

@@ -43,7 +43,8 @@ class _Look:
 class HangWatch:
     """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`.
 
-    ``hung`` is called with each verdict that this node acts on, repeatedly while the hang lasts.
+    ``looked`` is called with what each look has found, ``hung`` with each verdict that this node
+    acts on, repeatedly while the hang lasts.
     ``coordinator`` knows the ranks of other nodes.
     """
 
@@ -54,6 +55,7 @@ class HangWatch:
         team: Team,
         steps_printed: Callable[[int], int],
         coordinator: Coordinator,
+        looked: Callable[[Sequence[Reading]], None],
         hung: Judged,
     ) -> None:
         self._job, self._team = job, team
@@ -61,7 +63,7 @@ class HangWatch:
         self.act_before = self._liveness.act_before
         self._steps_printed = steps_printed
         self._coordinator = coordinator
-        self._hung = hung
+        self._looked, self._hung = looked, hung
         self._loop = asyncio.get_running_loop()
         self._gpus = {rank: _GpuActivity(job.device_of(rank)) for rank in ranks}
         self._ending = threading.Event()
@@ -85,7 +87,7 @@ class HangWatch:
         looks = self._on_loop(self._workers)
         readings = [self._read(look) for look in looks]
         findings = self._liveness.look(readings, self._loop.time())
-        self._loop.call_soon_threadsafe(self._judge, findings)
+        self._loop.call_soon_threadsafe(self._judge, readings, findings)
 
     def _on_loop(self, function: Callable[[], list[_Look]]) -> list[_Look]:
         """The result of ``function`` in the event loop, the only thread that may use the team."""
@@ -115,10 +117,11 @@ class HangWatch:
             gpu_active=self._gpus[look.rank].glance(),
         )
 
-    def _judge(self, findings: Sequence[HangFinding]) -> None:
+    def _judge(self, readings: Sequence[Reading], findings: Sequence[HangFinding]) -> None:
         """Judge the job by ``findings`` on all ranks of this node whose processes run."""
         if self._ending.is_set():
             return
+        self._looked(readings)
         self._coordinator.share_view(self._liveness.view(findings))
         verdict = self._liveness.verdict(findings, self._coordinator.elsewhere())
         if verdict is not None:

@@ -22,8 +22,10 @@ from ncclops.agent.team import Team
 from ncclops.diagnose import where
 from ncclops.diagnose.story_text import shown
 from ncclops.errors import NcclopsError
+from ncclops.health.evidence import Reading
 from ncclops.health.live import LiveWatch
 from ncclops.health.paces import RankPace
+from ncclops.health.stalls import RestartWatch
 from ncclops.health.stragglers import step_time_in
 from ncclops.host import gpu_readings
 from ncclops.host_name import host_name
@@ -33,6 +35,7 @@ from ncclops.record.event_values import SlowRank
 from ncclops.record.events import (
     CompileStallEvent,
     Event,
+    RestartStallEvent,
     StartupStallEvent,
     StragglerEvent,
     name_of,
@@ -64,6 +67,7 @@ class Watching:
         self.slow_ranks: dict[int, SlowRank] = {}
         self._loop = asyncio.get_running_loop()
         self._watch = LiveWatch(job.watch, self._loop.time())
+        self._restarts = RestartWatch()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._arm()
@@ -86,6 +90,12 @@ class Watching:
         found = self._watch.saw_record(rank, seen, step_time, record.iteration, now, record.ts)
         self._report(found)
         self._arm()
+
+    def on_look(self, readings: Sequence[Reading]) -> None:
+        """So the workers of this node look at the moment."""
+        stall = self._restarts.look(readings)
+        if stall is not None:
+            self._report([stall])
 
     def flush(self) -> None:
         """An iteration or the attempt ends: report the last step before that."""
@@ -145,10 +155,12 @@ class Watching:
                     self._report_straggler(event)
                 continue
             self._job.run.add(event)
-            if isinstance(event, StartupStallEvent | CompileStallEvent):
+            if isinstance(event, StartupStallEvent | CompileStallEvent | RestartStallEvent):
                 self._report_stall(event)
 
-    def _report_stall(self, event: StartupStallEvent | CompileStallEvent) -> None:
+    def _report_stall(
+        self, event: StartupStallEvent | CompileStallEvent | RestartStallEvent
+    ) -> None:
         """Say it with where the ranks are: it may be a hang that nothing else tells of so early."""
 
         def look() -> None:

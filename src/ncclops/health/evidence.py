@@ -41,7 +41,8 @@ class Reading:
     ``steps`` counts steps, ``tick`` changes while the interpreter runs, ``main_beat`` while the
     main thread executes Python, ``enqueued`` and ``completed`` count collectives, ``cpu_s`` is CPU
     time of the process tree. ``incarnation`` changes with each start and iteration of the worker.
-    ``ended``: the script is over on the rank, which waits for the others to come as far.
+    ``ended``: the script is over on the rank, which waits for the others to come as far. ``left``:
+    the rank is out of the script, and is to run it again as ``iteration`` + 1.
     """
 
     rank: int
@@ -59,6 +60,8 @@ class Reading:
     phase_age: timedelta | None = None
     phase_limit: timedelta | None = None
     ended: bool = False
+    left: bool = False
+    iteration: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,8 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
         phase_age=None if phase is None else age,
         phase_limit=None if page.phase is None else limit,
         ended=page.ended,
+        left=page.left,
+        iteration=page.iteration,
     )
 
 

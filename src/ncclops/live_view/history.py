@@ -27,6 +27,7 @@ from ncclops.record.events import (
     NodesEvent,
     ResourceGrowthEvent,
     RestartEvent,
+    RestartStallEvent,
     RetryEvent,
     RunStartedEvent,
     StartupStallEvent,
@@ -175,7 +176,7 @@ def _of_the_run(event: Event) -> tuple[str, Style]:
         case CompileWarmupEvent():
             took = f" after {duration(event.seconds)}" if event.seconds is not None else ""
             return f"warmed up{took}", ""
-        case StartupStallEvent() | CompileStallEvent():
+        case StartupStallEvent() | CompileStallEvent() | RestartStallEvent():
             return event.message, "yellow"
         case ResourceGrowthEvent() if event.exceeded is not None:
             return event.exceeded, "yellow"

@@ -260,6 +260,17 @@ class CompileStallEvent(Event, tag="compile-stall", frozen=True, kw_only=True):
     """the same in words"""
 
 
+class RestartStallEvent(Event, tag="restart-stall", frozen=True, kw_only=True):
+    """A restart in place waits for ranks of this node that are still in the script."""
+
+    ranks: list[int]
+    """they"""
+    after_s: float
+    """seconds since the restart began"""
+    message: str
+    """the same in words"""
+
+
 class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
     """The rank is slower than the median rank, of all nodes where waiting is measured."""
 
