@@ -31,8 +31,11 @@ def after(*events: Event, line: StartLine | None = None, at: float = 0.0) -> Sta
 
 
 def test_from_the_start_to_the_first_step() -> None:
-    line = after(*started(0, 1))
+    line = StartLine()
+    line.start(0.0)
     assert line.text(1.0) is None  # what is over at once needs no line
+    assert line.text(9.0) == "starting the workers (9s)"
+    after(*started(0, 1), line=line, at=0.0)
     assert line.text(12.2) == "2 workers started, no process group yet (12s)"
     after(BootstrappedEvent(rank=1), line=line, at=13.0)
     assert line.text(14.0) == "1 of 2 workers have a process group (14s)"
@@ -49,7 +52,7 @@ def test_nodes_that_meet() -> None:
     line.meet("2/2 nodes: n1 n2; last call for spares", 60.0)
     assert line.text(61.0) == "2/2 nodes: n1 n2; last call for spares (1m01s)"
     after(NodesEvent(attempt=0), line=line, at=62.0)
-    assert line.text(70.0) is None
+    assert line.text(70.0) == "starting the workers (8s)"
     after(*started(4), line=line, at=70.0)
     assert line.text(75.0) == "1 worker started, no process group yet (5s)"
 

@@ -250,10 +250,16 @@ def test_a_run_of_an_older_version_is_told_from_what_it_left(mismatched: Path) -
     assert (again["what"], again["rank"], again["class"]) == (told.what, 1, told.class_)
 
 
-def test_where_the_output_shows_nothing_the_story_is_how_the_run_ended(tmp_path: Path) -> None:
-    """As on a node whose ranks were ended since another node's launcher was killed."""
+@pytest.mark.parametrize("class_", ["unknown", "no-failure-seen", "benign"])
+def test_where_the_output_shows_nothing_the_story_is_how_the_run_ended(
+    tmp_path: Path, class_: str
+) -> None:
+    """As on a node whose ranks were ended since another node's launcher was killed.
+
+    Of one that had made steps it was "failed: no failure seen".
+    """
     empty = {
-        "class": "unknown", "confidence": 0.0, "summary": "the input is empty", "rank": None,
+        "class": class_, "confidence": 0.0, "summary": "the input is empty", "rank": None,
         "remedy": [], "evidence": [],
     }  # fmt: skip
     told = tell(tmp_path, None, None, empty, node="n0", attempt=0)

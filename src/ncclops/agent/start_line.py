@@ -43,6 +43,10 @@ class StartLine:
         """Whether there may be a line by and by."""
         return self._since is not None
 
+    def start(self, now: float) -> None:
+        """Workers are to be started: what they are forked from may have to import torch first."""
+        self._begin("start", now)
+
     def meet(self, said: str, now: float) -> None:
         """The nodes meet; ``said`` is who is there, and who is missing."""
         if self._doing != "meet":
@@ -53,7 +57,7 @@ class StartLine:
         """An event of this node's."""
         match event:
             case NodesEvent():
-                self._end()
+                self.start(now)
             case WorkerStartedEvent() if event.rank is not None:
                 self._on_start(event.rank, now)
             case BootstrappedEvent() if event.rank is not None:
@@ -102,6 +106,8 @@ class StartLine:
                 return f"{self._said}, no step since"
             case "restarted":
                 return "restarted in place, no step since"
+        if not ranks:
+            return "starting the workers"
         if not grouped:
             return f"{workers} started, no process group yet"
         if grouped < ranks:
@@ -112,7 +118,7 @@ class StartLine:
         self._ranks.add(rank)
         if self._doing in ("restarted", "failed"):
             return  # it takes the place of one that was lost
-        if self._doing != "start":
+        if self._doing != "start" or len(self._ranks) == 1:
             self._grouped.clear()
             self._begin("start", now)
 

@@ -37,6 +37,8 @@ class StartProgress:
         )
         if self._wanted:
             job.run.listen(self._post)
+            self._line.start(self._loop.time())
+            self._arm()
 
     def meet(self, said: str) -> None:
         """The nodes meet: who is there, and who is missing."""

@@ -98,10 +98,11 @@ def _moment(text: str) -> float:
 
 
 def _cells(line: RunLine, asked: Sequence[Path]) -> tuple[str, ...]:
+    from ncclops.classify.model import NO_FAILURE_SEEN
     from ncclops.diagnose.story_text import shown
 
     cause = shown(line.cause)
-    if line.failure_class and line.outcome == "failed":
+    if line.failure_class not in (None, NO_FAILURE_SEEN) and line.outcome == "failed":
         cause = f"{line.failure_class}: {cause}"
     return (
         _name(line.path, asked),

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ncclops.classify.model import EXITS
+from ncclops.classify.model import BENIGN, EXITS, NO_FAILURE_SEEN
 from ncclops.classify.wording import signal_hint
 from ncclops.diagnose import advice, escalated, own_code
 from ncclops.diagnose.incident_events import advice_on
@@ -43,7 +43,8 @@ from ncclops.record.verdict_record import FirstFailure
 from ncclops.stacks.frame import Frame
 
 _PEER_EXIT = "peer-exit"
-_UNKNOWN = "unknown"
+# Classes of an output that does not show how the job failed.
+_SHOW_NOTHING = ("unknown", NO_FAILURE_SEEN, BENIGN)
 _RETURNED_EARLY = "returned-early"  # the cause of such an incident
 _PROOF_LINES = 3
 _OUTPUT_LINES = 8
@@ -210,7 +211,7 @@ def complete(
     )
     reasons = [_own_words(last) if last is not None and last.to == "stop" else "", why]
     broken = [f"rank {fault.rank}: {fault}" for fault in gpu_faults if str(fault) not in told.what]
-    if ended and told.class_ == _UNKNOWN and told.what == told.summary:
+    if ended and told.class_ in _SHOW_NOTHING and told.what == told.summary:
         told = msgspec.structs.replace(told, what=ended)  # the output, which is all, shows nothing
     return msgspec.structs.replace(
         told,
