@@ -184,6 +184,19 @@ def _no_ip(machine: Machine, chance: random.Random) -> str:
     return f"mlx5_{index} port 1"
 
 
+def _no_device(machine: Machine, chance: random.Random) -> str:
+    """The function is on the bus, and its driver has not made it an RDMA device."""
+    tops = sorted({p.split("/")[3] for p in machine.files if p.startswith("sys/class/infiniband/")})
+    for number, name in enumerate(tops):
+        address = f"0000:{0xA0 + number:02x}:00.0"
+        machine.files[f"sys/class/infiniband/{name}/device"] = f"/sys/devices/pci/{address}"
+        machine.files[f"sys/bus/pci/devices/{address}/class"] = "0x020700"
+    lost = chance.choice(tops[:8])
+    for path in [path for path in machine.files if f"infiniband/{lost}/" in path]:
+        del machine.files[path]
+    return f"PCI 0000:{0xA0 + tops.index(lost):02x}:00.0"
+
+
 def _no_v2(machine: Machine, chance: random.Random) -> str:
     top = "sys/class/infiniband/mlx5_2/ports/1/gid_attrs/types"
     machine.files |= {f"{top}/{n}": "IB/RoCE v1" for n in (1, 3)}
@@ -494,6 +507,7 @@ DEFECTS = (
     Defect("one port down", "nic.port", WITH_PORTS, port(state="1: DOWN", phys_state="2: Polling")),
     Defect("a link that was lost", "nic.port", WITH_PORTS, _lost_link),
     Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
+    Defect("an adapter that did not start", "nic.port", ("hgx-ib",), _no_device, WARN),
     Defect("a cable that was pulled", "nic.port", ("hgx-roce",), _roce_unplugged),
     Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),
     Defect(

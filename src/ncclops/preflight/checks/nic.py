@@ -18,6 +18,7 @@ from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Nic, Node
 from ncclops.whole_numbers import whole_number
 
+_INFINIBAND_CLASS = 0x0207  # of PCI
 _IFF_UP = 1  # linux/if.h
 _LINK_LOCAL_GID = "fe80:"
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -139,6 +140,8 @@ def selector(check: Check, node: Node) -> Iterator[Finding]:
 def port(check: Check, node: Node) -> Iterator[Finding]:
     """Each port that the job may use."""
     kinds = _by_kind(used(node))
+    for address in _without_device(node):
+        yield check.warn(f"PCI {address}", "an InfiniBand function that is no RDMA device")
     for each in used(node):
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
@@ -390,6 +393,25 @@ def used(node: Node) -> list[Port]:
     setting = node.environ.get("NCCL_IB_HCA", "")
     found = [p for p in ports(node) if selects(setting, p.nic.device, p.number)]
     return [p for p in found if not p.is_of_switch]
+
+
+def _without_device(node: Node) -> list[str]:
+    """PCI functions of InfiniBand that have no device, as after a start of theirs that failed."""
+    known = {
+        (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
+        for nic in node.nics
+    }
+    top = "sys/bus/pci/devices"
+    if not known or "" in known or in_container(node.files):
+        return []  # a container has its own
+    return [
+        name
+        for name in node.files.names(top)
+        if (node.files.number(f"{top}/{name}/class") or 0) >> 8 == _INFINIBAND_CLASS
+        and (node.files.text(f"{top}/{name}/driver") or "/mlx5_core").endswith("/mlx5_core")
+        and f"{top}/{name}/physfn" not in node.files
+        and name not in known
+    ]
 
 
 def selects(setting: str, device: str, port: str) -> bool:

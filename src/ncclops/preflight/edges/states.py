@@ -19,9 +19,9 @@ LOSSES = 2
 # What a lost packet looks like; and so many of them may be chance.
 LOST = ("timeout", "silent")
 _FEW = 3
-# So many packets lost over an edge make it worth a second look; of those of the second, so many, and
-# this share. In the first many hosts at once may be too much for a switch, and large packets may be
-# what teaches a host the path's MTU.
+# So many packets lost over an edge make it worth a second look; of those of the second, so many,
+# and this share. In the first many hosts at once may be too much for a switch, and large packets
+# may be what teaches a host the path's MTU.
 NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
