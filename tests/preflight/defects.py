@@ -159,6 +159,44 @@ def _no_ports_left(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _roce_unplugged(machine: Machine, chance: random.Random) -> str:
+    """RoCE calls a port without a cable Disabled, like one that somebody has switched off."""
+    index = chance.randrange(8)
+    top = f"sys/class/infiniband/mlx5_{index}"
+    net = f"{top}/device/net/eth{index}"
+    machine.files |= {
+        f"{top}/ports/1/state": "1: DOWN",
+        f"{top}/ports/1/phys_state": "3: Disabled",
+        f"{net}/operstate": "down",
+        f"{net}/carrier": "0",
+        f"{net}/flags": "0x1003",
+    }
+    return f"mlx5_{index} port 1"
+
+
+def _no_ip(machine: Machine, chance: random.Random) -> str:
+    """Its interface has lost its address: what is left is made from the hardware's."""
+    index = chance.randrange(8)
+    port = f"sys/class/infiniband/mlx5_{index}/ports/1"
+    machine.files[f"{port}/gids/1"] = "fe80:0000:0000:0000:0000:0000:0000:0001"
+    machine.files[f"{port}/gids/3"] = "0000:0000:0000:0000:0000:0000:0000:0000"
+    machine.files.pop(f"{port}/gid_attrs/types/3")
+    return f"mlx5_{index} port 1"
+
+
+def _no_device(machine: Machine, chance: random.Random) -> str:
+    """The function is on the bus, and its driver has not made it an RDMA device."""
+    tops = sorted({p.split("/")[3] for p in machine.files if p.startswith("sys/class/infiniband/")})
+    for number, name in enumerate(tops):
+        address = f"0000:{0xA0 + number:02x}:00.0"
+        machine.files[f"sys/class/infiniband/{name}/device"] = f"/sys/devices/pci/{address}"
+        machine.files[f"sys/bus/pci/devices/{address}/class"] = "0x020700"
+    lost = chance.choice(tops[:8])
+    for path in [path for path in machine.files if f"infiniband/{lost}/" in path]:
+        del machine.files[path]
+    return f"PCI 0000:{0xA0 + tops.index(lost):02x}:00.0"
+
+
 def _no_v2(machine: Machine, chance: random.Random) -> str:
     top = "sys/class/infiniband/mlx5_2/ports/1/gid_attrs/types"
     machine.files |= {f"{top}/{n}": "IB/RoCE v1" for n in (1, 3)}
@@ -469,6 +507,8 @@ DEFECTS = (
     Defect("one port down", "nic.port", WITH_PORTS, port(state="1: DOWN", phys_state="2: Polling")),
     Defect("a link that was lost", "nic.port", WITH_PORTS, _lost_link),
     Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
+    Defect("an adapter that did not start", "nic.port", ("hgx-ib",), _no_device, WARN),
+    Defect("a cable that was pulled", "nic.port", ("hgx-roce",), _roce_unplugged),
     Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),
     Defect(
         "no port active", "nic.selector", WITH_PORTS, _no_port_active, also=frozenset({"nic.port"})
@@ -478,6 +518,7 @@ DEFECTS = (
     Defect("half of the speed", "nic.rate", WITH_PORTS, port(rate="200 Gb/sec (2X NDR)")),
     Defect("NCCL_IB_HCA names nothing", "nic.selector", (*WITH_PORTS, "efa"), _no_ports_left),
     Defect("RoCE v1 only", "nic.gid", ("hgx-roce",), _no_v2),
+    Defect("a port without an IP address", "nic.gid", ("hgx-roce",), _no_ip),
     Defect("a GID of the wrong type", "nic.gid", ("hgx-roce",), _wrong_gid),
     Defect("no device file", "nic.verbs", WITH_PORTS, _no_uverbs),
     Defect("no verbs device", "nic.verbs", WITH_PORTS, _no_uverbs_class),

@@ -197,6 +197,39 @@ def test_one_connection_that_was_lost_convicts_nobody() -> None:
     assert [(each.kind, each.severity) for each in verdict.causes] == [("flaky", "CANNOT-TELL")]
 
 
+def passing(dst: int, resent: int) -> Seen:
+    return Seen(dst=dst, passed=(0, 1, 9), rtt_ms=0.2, sent=120, resent=resent)
+
+
+def test_a_host_whose_packets_are_lost_is_named_though_all_connections_pass() -> None:
+    """TCP sends again what is lost; so do NCCL's sockets, at a tenth of the speed."""
+    into, out = edges_between(range(N), [3]), edges_between([3], range(N))
+    lossy = {edge: passing(edge[1], 18) for edge in out} | {e: passing(e[1], 5) for e in into}
+    (cause,) = judged(map(host, range(N)), lossy).causes
+    assert (cause.kind, cause.severity, cause.shape, cause.hosts) == ("loss", "FAIL", "host", (3,))
+    little = {edge: passing(edge[1], 5) for edge in into | out}
+    (cause,) = judged(map(host, range(N)), little).causes
+    assert (cause.severity, cause.hosts) == ("WARN", ())
+
+
+def test_packets_that_are_lost_once_convict_nobody() -> None:
+    """As where many hosts at once are too much for a switch, or the path's MTU is being learnt."""
+    first = {edge: passing(edge[1], 12) for edge in edges_between(range(N), range(N))}
+    again = {edge: passing(edge[1], 0) for edge in first}
+    assert judged(map(host, range(N)), first, again).causes == ()
+    not_again = {edge: seen for edge, seen in again.items() if edge[0] < 2}
+    assert judged(map(host, range(N)), first, not_again).causes == ()
+
+
+def test_an_edge_that_is_dead_beside_lost_packets_stays_a_cause_of_its_own() -> None:
+    lossy = {edge: passing(edge[1], 20) for edge in edges_between([3], range(N))}
+    seen = lossy | {(0, 1): dead(1), (1, 0): dead(0)}
+    assert {each.kind for each in judged(map(host, range(N)), seen).causes} == {
+        "loss",
+        "unreachable",
+    }
+
+
 def test_an_interface_that_one_host_lacks() -> None:
     """The others listen on ib0, and all of them have an address where the one listens."""
     hosts = [

@@ -18,6 +18,9 @@ from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Nic, Node
 from ncclops.whole_numbers import whole_number
 
+_INFINIBAND_CLASS = 0x0207  # of PCI
+_IFF_UP = 1  # linux/if.h
+_LINK_LOCAL_GID = "fe80:"
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -137,6 +140,8 @@ def selector(check: Check, node: Node) -> Iterator[Finding]:
 def port(check: Check, node: Node) -> Iterator[Finding]:
     """Each port that the job may use."""
     kinds = _by_kind(used(node))
+    for address in _without_device(node):
+        yield check.warn(f"PCI {address}", "an InfiniBand function that is no RDMA device")
     for each in used(node):
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
@@ -196,9 +201,9 @@ def number(check: Check, node: Node) -> Iterator[Finding]:
 def gid(check: Check, node: Node) -> Iterator[Finding]:
     """Active RoCE ports; InfiniBand needs none of a type."""
     index = node.environ.get("NCCL_IB_GID_INDEX", "")
-    for each in used(node):
-        if not each.is_ethernet or not each.is_active:
-            continue
+    active = [each for each in used(node) if each.is_ethernet and each.is_active]
+    kinds = _by_kind(active)
+    for each in active:
         top = f"{each.top}/gid_attrs/types"
         types = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
         if not any(types.values()):
@@ -219,6 +224,14 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
             yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is {said}")
         elif number is not None and each.text(f"gids/{index}") == _EMPTY_GID:
             yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is empty")
+        elif number is None and not _has_address(each):
+            alike = kinds[each.kind]
+            have = sum(map(_has_address, alike))
+            said = "RoCE v2 of the link alone, no IP address; others of its kind have one"
+            if have > max(1, len(alike) // 2):
+                yield _judged(check, node, each, said)
+            else:
+                yield check.ok(each.name, "RoCE v2 of the link alone")
         else:
             yield check.ok(each.name, f"RoCE v2 at {', '.join(map(str, v2[:3]))}")
 
@@ -382,6 +395,25 @@ def used(node: Node) -> list[Port]:
     return [p for p in found if not p.is_of_switch]
 
 
+def _without_device(node: Node) -> list[str]:
+    """PCI functions of InfiniBand that have no device, as after a start of theirs that failed."""
+    known = {
+        (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
+        for nic in node.nics
+    }
+    top = "sys/bus/pci/devices"
+    if not known or "" in known or in_container(node.files):
+        return []  # a container has its own
+    return [
+        name
+        for name in node.files.names(top)
+        if (node.files.number(f"{top}/{name}/class") or 0) >> 8 == _INFINIBAND_CLASS
+        and (node.files.text(f"{top}/{name}/driver") or "/mlx5_core").endswith("/mlx5_core")
+        and f"{top}/{name}/physfn" not in node.files
+        and name not in known
+    ]
+
+
 def selects(setting: str, device: str, port: str) -> bool:
     """Whether ``NCCL_IB_HCA`` leaves the port: names with ``^`` (all but these) and ``=`` (exact).
 
@@ -451,13 +483,32 @@ def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) 
     if any(word in (each.state or "") for word in ("INIT", "ARMED")):
         return True  # the link is there, and nobody manages it
     phys = each.text("phys_state")
-    if phys is None or "Disabled" in phys or not re.match(r"\d: \w", phys):
+    if phys is None or not re.match(r"\d: \w", phys):
+        return False
+    if "Disabled" in phys and not _has_lost_carrier(each):
         return False  # somebody may have switched it off
     latest = each.nic.samples[-1] if each.nic.samples else Files()
     if _counts(each, latest).get("link_downed", 0) > 0:
         return True  # it has worked since the driver was loaded
     active = sum(other.is_active for other in alike)
     return active >= share * len(alike) and active > 1
+
+
+def _has_address(each: Port) -> bool:
+    """Whether an address of type RoCE v2 is an interface's, and not made from its hardware's."""
+    found = [
+        each.text(f"gids/{number}") or ""
+        for number in each.nic.files.names(f"{each.top}/gid_attrs/types")
+        if "v2" in (each.text(f"gid_attrs/types/{number}") or "")
+    ]
+    return any(gid not in ("", _EMPTY_GID) and not gid.startswith(_LINK_LOCAL_GID) for gid in found)
+
+
+def _has_lost_carrier(each: Port) -> bool:
+    """Whether its interface is switched on and has no link: RoCE says Disabled for that, too."""
+    found = each.interfaces()
+    flags = each.nic.files.number(f"{found[0]}/flags") if len(found) == 1 else None
+    return each.is_ethernet and bool((flags or 0) & _IFF_UP) and each.of_interface("carrier") == "0"
 
 
 def _taken(each: Port) -> list[str]:

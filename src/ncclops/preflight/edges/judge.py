@@ -31,6 +31,8 @@ _MATRIX_UP_TO = 64
 _NAMED = 16
 # Of all connections over the edges of a cause: above this a job would not come up.
 _MANY_LOST = 0.05
+# Likewise of the packets: the kernel hides it, and makes the job slow.
+_MANY_RESENT = 0.1
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -84,7 +86,7 @@ def judge(
         missing=missing,
         expected=expected or len(hosts),
         edges=len(hosts) * (len(hosts) - 1),
-        failed_edges=len(found.dead | found.ports | found.large | found.loss),
+        failed_edges=len(found.dead | found.ports | found.large | found.loss | found.resending),
         unknown_edges=len(found.unknown | (found.unsure - look.answers))
         + len(hosts) * (len(hosts) - 1)
         - len(live) * (len(live) - 1),
@@ -132,7 +134,10 @@ class _Look:
         # A host that stood still for some seconds has failed once, and lost nothing at random.
         losses = [each for each in losses if each.explained & (found.loss | found.stalled)]
         chance = self._within(losses)
-        ending = [self._cause("loss", claim) for claim in losses]
+        packets = self._packets(lost)
+        inside = self._within(packets)
+        losses = [each for each in losses if not each.explained <= inside]
+        ending = [self._cause("loss", claim) for claim in (*packets, *losses)]
         by_chance = {edge for edge in chance if self._may_be_chance(edge)}
         doubtful = found.unknown | found.flaky | found.loss | by_chance
         dead = found.dead - answers - by_chance
@@ -152,12 +157,19 @@ class _Look:
             "large", large, lambda edge: edge in found.unknown_large or edge in lost | chance
         )
         made += ending
+        chance |= inside
         lost |= chance
         thin = without_echoes(self._claims(self._thin - chance, lambda edge: edge in lost))
         made += [self._cause("bandwidth", claim) for claim in thin]
         made += self._explained("slow", self._slow - chance, lambda edge: edge in lost)
         flaky = found.flaky - chance - self._within(thin)
-        return made + (self._flaky(flaky) if flaky and not losses else [])
+        return made + (self._flaky(flaky) if flaky and not ending else [])
+
+    def _packets(self, lost: set[Edge]) -> list[Claim]:
+        """What loses packets, by what the kernel had to send again."""
+        found, unsure = self._found, self._found.unsure_resending
+        resending = states.States(loss=found.resending)
+        return losses_of(self._live, resending, unsure, lost | unsure, self._groups)
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""
@@ -225,8 +237,11 @@ class _Look:
         hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
         facts = self._evidence(symptom, claim)
         severity: Severity = "WARN" if symptom in ("slow", "bandwidth") else "FAIL"
-        if symptom == "loss" and int(facts["lost"]) < _MANY_LOST * int(facts["tried"]):
-            severity = "WARN"
+        if symptom == "loss":
+            few = int(facts["lost"]) < _MANY_LOST * int(facts["tried"])
+            # One way may lose them all, so no mean.
+            if few and all(each.resent <= _MANY_RESENT * each.sent for each in details):
+                severity = "WARN"
         blocked, open_ = self._ports(edges) if symptom == "ports" else ((), ())
         if store:
             named = any(self._hosts[dst].named_port for _, dst in edges)
@@ -282,6 +297,8 @@ class _Look:
             looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
             tried = sum(len(each.failed) + len(each.passed) for each in looked)
             facts["lost"], facts["tried"] = str(sum(map(states.losses, looked))), str(tried)
+            facts["sent"] = str(sum(each.sent for each in looked))
+            facts["resent"] = str(sum(each.resent for each in looked))
         if symptom == "large":
             facts |= self._sizes(claim)
         if symptom == "bandwidth":
@@ -460,7 +477,7 @@ class _Look:
                     ("x", edge in found.dead),
                     ("m", edge in found.large),
                     ("p", edge in found.ports or edge in found.store_port),
-                    ("l", edge in found.loss),
+                    ("l", edge in found.loss | found.resending),
                     ("s", edge in self._slow),
                     ("b", edge in self._thin),
                 )

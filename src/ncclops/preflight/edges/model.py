@@ -139,6 +139,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     host answered instead, ``says`` the kernel's words. ``lost``: how many connections, of all
     slots, failed and passed when they were repeated, from and to the same ports (``repeated``: all
     of them were); with ``stalled``, data did not arrive though packets of each size do.
+    ``sent``: packets of the connections that passed, ``resent``: how many of these were lost.
     ``by_source``: most of what fails does so from one local port, again and again, and passes from
     another.
     """
@@ -160,6 +161,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     repeated: bool = False
     stalled: bool = False
     by_source: bool = False
+    sent: int = 0
+    resent: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

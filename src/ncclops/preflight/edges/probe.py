@@ -36,6 +36,10 @@ _HOWS: dict[int, How] = {
 }
 
 
+# linux/tcp.h, struct tcp_info, since Linux 4.19: where it has what was sent again, the packets with
+# data, and those of them that the other end had twice, so that none was lost.
+_TCP_INFO_BYTES, _RESENT, _SENT, _TWICE = 224, 100, 156, 216
+
 # linux/in.h, in6.h, errqueue.h: struct sock_extended_err and, after it, the offender's address.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
 _ERROR = struct.Struct("=IBBBxII")
@@ -90,6 +94,7 @@ class Probe:
     ``uid`` is who answered, ``rtt_ms`` the smallest round trip (-1: none), ``source`` and
     ``source_port`` where we connected from (0: not known any more), ``says`` the kernel's words,
     with who told it. ``out_s`` and ``in_s``: how long the data took each way (-1: not arrived).
+    ``sent``: packets of a connection that passed (0: not known), ``resent``: how many were lost.
     """
 
     how: How | None = None
@@ -100,6 +105,8 @@ class Probe:
     says: str = ""
     out_s: float = -1.0
     in_s: float = -1.0
+    sent: int = 0
+    resent: int = 0
 
 
 @dataclass
@@ -132,7 +139,7 @@ async def probe(
     ``source_port``: the local port; 0 leaves that to the kernel, too.
     Never raises for what the network does.
     """
-    progress = _Progress()
+    progress, packets = _Progress(), (0, 0)
     try:
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
@@ -154,6 +161,7 @@ async def probe(
             progress,
         )
         how, says = None, ""
+        packets = _packets(sock)
     except TimeoutError:
         how, says = progress.stage, ""
     except _Foreign:
@@ -178,6 +186,8 @@ async def probe(
         says=says,
         out_s=progress.out_s,
         in_s=progress.in_s,
+        sent=packets[0],
+        resent=packets[1],
     )
 
 
@@ -237,6 +247,18 @@ async def _receive(sock: socket.socket, size: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
+
+
+def _packets(sock: socket.socket) -> tuple[int, int]:
+    """How many packets a connection has sent, and how many of them were lost: data and SYN."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return 0, 0
+    if len(info) < _TCP_INFO_BYTES:
+        return 0, 0
+    resent, sent, twice = (struct.unpack_from("=I", info, at)[0] for at in (_RESENT, _SENT, _TWICE))
+    return sent + 1, max(0, resent - twice)
 
 
 def _source_port(sock: socket.socket) -> int:

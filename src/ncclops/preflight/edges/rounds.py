@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ncclops.preflight.edges import machine, schedule, wire
 from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
 from ncclops.preflight.edges.probe import FIRST, SECOND, SIZE, Patience, Probe, probe
-from ncclops.preflight.edges.states import LOSSES, LOST, doubtful, scattered
+from ncclops.preflight.edges.states import LOSSES, LOST, NOTED, doubtful, scattered
 
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
@@ -63,6 +63,8 @@ class _Edge:
     repeated: bool = False
     stalled: bool = False
     by_source: bool = False
+    sent: int = 0
+    resent: int = 0
 
     def seen(self, mac: str) -> Seen:
         return Seen(
@@ -83,6 +85,8 @@ class _Edge:
             repeated=self.repeated,
             stalled=self.stalled,
             by_source=self.by_source,
+            sent=self.sent,
+            resent=self.resent,
         )
 
 
@@ -365,6 +369,7 @@ class Rounds:
             how = "foreign" if who is None else "other"
             edge.other = -1 if who is None else who
         if how is None:
+            edge.sent, edge.resent = edge.sent + found.sent, edge.resent + found.resent
             edge.passed.append(slot) if slot not in edge.passed else None
             edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
             return
@@ -452,4 +457,4 @@ def _lost_from(edge: _Edge) -> dict[int, int]:
 
 def _notable(edge: _Edge) -> bool:
     slow = edge.rtt_ms > NOTABLE_RTT_MS or max(edge.out_s, edge.in_s) > NOTABLE_DATA_S
-    return bool(edge.failed) or slow
+    return bool(edge.failed) or slow or edge.resent >= NOTED

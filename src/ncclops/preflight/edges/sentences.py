@@ -172,10 +172,14 @@ def _mtu(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
 
 
 def _loss(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
-    lost, tried = cause.facts.get("lost"), cause.facts.get("tried")
+    facts, where = cause.facts, f"at random {_edges(hosts, cause)}"
+    failed = f"{facts.get('lost')} of {facts.get('tried')}"
+    what = f"connections fail {where}: {failed} failed, and passed when they were repeated"
+    if facts.get("resent", "0") != "0":
+        again = f"{facts['resent']} of {facts.get('sent')} had to be sent again"
+        what = f"packets are lost {where}: {again}; {failed} connections failed"
     return (
-        f"connections fail at random {_edges(hosts, cause)}: {lost} of {tried} failed, and passed"
-        " when they were repeated",
+        what,
         "look for loss on the way (ethtool -S, ip -s link), and for rules that count connections",
     )
 

@@ -19,6 +19,10 @@ LOSSES = 2
 # What a lost packet looks like; and so many of them may be chance.
 LOST = ("timeout", "silent")
 _FEW = 3
+# So many packets lost over an edge make it worth a second look; of those of the second, so many,
+# and this share. In the first many hosts at once may be too much for a switch, and large packets
+# may be what teaches a host the path's MTU.
+NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
 
@@ -30,6 +34,7 @@ class States:
     ``unknown``: not tried, or failed once and not tried again while others recovered. ``large``:
     data from the first to the second is lost. ``unknown_large``: not looked at. ``flaky``: failed
     once, then passed. ``loss``: connections fail at random; ``stalled``: one does, or data.
+    ``resending``: packets are lost, over connections that pass. ``unsure_resending``: perhaps.
     ``unsure``: of those whose ports fail, where it may be chance and was not looked into. ``seen``
     is what was seen last.
     """
@@ -44,6 +49,8 @@ class States:
     loss: set[Edge] = field(default_factory=set)
     flaky: set[Edge] = field(default_factory=set)
     stalled: set[Edge] = field(default_factory=set)
+    resending: set[Edge] = field(default_factory=set)
+    unsure_resending: set[Edge] = field(default_factory=set)
     rtt_ms: dict[Edge, float] = field(default_factory=dict)
     data_s: dict[Edge, float] = field(default_factory=dict)
     seen: dict[Edge, Seen] = field(default_factory=dict)
@@ -94,10 +101,15 @@ def settle(
             elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
             _place(states, edge, last)
+            if seen.resent >= NOTED and (edge not in again or again[edge].resent):
+                is_sure = edge in again and _resends(again[edge])
+                (states.resending if is_sure else states.unsure_resending).add(edge)
             if last.stalled:  # for whatever reason: that large packets pass is not known
                 states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
+    # What fails is said with its own cause.
+    states.resending -= states.dead | states.ports | states.store_port | states.large
     _doubt_once(states, again)
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
@@ -141,6 +153,10 @@ def losses(seen: Seen) -> int:
     return seen.lost + hung
 
 
+def _resends(seen: Seen) -> bool:
+    return seen.resent >= max(_RESENT, _RESENT_SHARE * seen.sent)
+
+
 def _doubtful(seen: Seen) -> bool:
     return bool(seen.lost) or seen.stalled
 
@@ -174,6 +190,8 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
         rtt_ms=_least(seen.rtt_ms, again.rtt_ms),
         out_s=_least(seen.out_s, again.out_s),
         in_s=_least(seen.in_s, again.in_s),
+        sent=seen.sent + again.sent,
+        resent=seen.resent + again.resent,
     )
 
 

@@ -40,6 +40,7 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
                 for name in ("operstate", "carrier", "carrier_changes", "mtu", "flags")
             ),
             f"{top}/ports/*/gid_attrs/types",
+            f"@{top}/device",
             f"@{top}/device/driver",
             f"@{top}/device/physfn",
             "sys/class/infiniband_verbs/*/ibdev",
