@@ -1,11 +1,12 @@
 """What this process holds: memory, sockets, garbage; and whether a plain ``fork`` may copy it.
 
-Standard library only, as is ``host.prctl``.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -18,11 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ncclops.host.prctl import show_as
-
 # An interpreter with torch and little else has 0.1 to 0.3 GiB of memory of its own. Below this a
 # fork takes milliseconds (page tables) and garbage that is never collected does not matter.
 _SMALL_BYTES = 1 << 30
+_PR_SET_NAME = 15
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -70,7 +70,7 @@ def _become(name: str, keep: int, log: str) -> None:
     os.dup2(output, 2)
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
-    show_as(name)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _end() -> NoReturn:
