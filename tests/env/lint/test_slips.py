@@ -93,6 +93,7 @@ def test_what_is_meant_and_does_not_come_about(text: str, rule: str, line: int) 
         "export NCCL_IB_TC=106\nmpirun -np 8 t\n",
         "export NCCL_IB_TC=106\nmpirun -H a:8,b:8 -x NCCL_IB_TC t\n",
         "export NCCL_IB_TC=106\nmpirun -hosts a,b -ppn 8 t\n",
+        "export NCCL_IB_TC=106\nmpirun -H a:8,b:8 -x 'NCCL_*' t\n",
         "export NCCL_IB_TC=106\nmpirun --mca btl tcp $OPTIONS --hostfile h t\n",
         "export NCCL_IB_TC=106\nmpirun --hostfile h --mca mca_base_env_list NCCL_IB_TC t\n",
         "#SBATCH -n 8\nexport NCCL_IB_TC=106\nmpirun --hostfile h t\n",

@@ -85,7 +85,7 @@ _WITHOUT_VALUE = frozenset(
 )
 _HOSTS_OF = re.compile(r"--?(?:host|H)")
 _HOST_FILE = re.compile(r"--?(?:hostfile|machinefile)(?:=.*)?")
-_OTHERWISE = re.compile(r".*mca_base_env_list.*|--?(?:tune|am|gpmixp)|-x=?.*\*.*", re.DOTALL)
+_OTHERWISE = re.compile(r".*mca_base_env_list.*|--?(?:tune|am)|[A-Z_]+\*", re.DOTALL)
 # What programs on every rank read.
 _OF_RANKS = ("NCCL_", "TORCH_NCCL_", "RCCL_", "NVSHMEM_", "FI_", "UCX_", "GLOO_")
 
