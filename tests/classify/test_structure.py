@@ -195,3 +195,27 @@ def test_ranks_that_wait_in_the_store_while_one_prepares_the_data(before: str, c
 def test_an_agent_that_came_to_a_rendezvous_shows_life() -> None:
     verdict = classify("[INFO] [default] Rendezvous complete for workers. Result:\n").verdict
     assert (verdict.class_, verdict.confidence) == ("no-failure-seen", 0.6)
+
+
+def test_a_bar_without_an_end_is_a_step_where_it_shows_a_loss() -> None:
+    bar = "Epoch 0: : 129it [43:14, 20.11s/it, v_num=0, train_loss=0.162]\n"
+    assert classify(bar).verdict.confidence > 0.6
+    read = "Reading shards: 129it [43:14, 20.11s/it]\n"
+    assert classify(read).verdict.class_ == "unknown"
+
+
+def test_workers_that_set_up_a_group_show_life() -> None:
+    line = "(RayTrainWorker pid=3, ip=10.0.0.2) Setting up process group for: env:// [rank=0]\n"
+    assert classify(line).verdict.class_ == "no-failure-seen"
+
+
+def test_an_abort_says_more_than_the_launcher_that_saw_a_process_end() -> None:
+    ended = (
+        "Primary job  terminated normally, but 1 process returned\n"
+        "a non-zero exit code. Per user-direction, the job has been aborted.\n"
+    )
+    signal = (
+        "mpiexec noticed that process rank 0 with PID 0 on node n1 exited on signal 6 (Aborted)."
+    )
+    assert classify(ended).verdict.class_ == "peer-exit"
+    assert classify(f"{ended}{signal}\n").verdict.class_ == "process-crash"

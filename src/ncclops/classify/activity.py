@@ -29,6 +29,8 @@ _TEST_ROW = re.compile(
     rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
     rb"\d+\.?\d* +\d+\.\d+"
 )
+# A bar without an end, `129it [43:14, 20.11s/it, loss=0.16]`: a step where it shows a loss.
+_OPEN_BAR = re.compile(rb"it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?loss=")
 # What DeepEP's and other tests of bandwidth print of each size.
 _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
@@ -66,6 +68,7 @@ _INIT = re.compile(
 _INIT_BEGUN = re.compile(
     rb"NCCL INFO |:\d{1,7} \[\d{1,2}\] INFO |NCCL version \d|coll channels"
     rb"|is connected to \d+ peer ranks"
+    rb"|Setting up process group for: env://|Started distributed worker processes"
     rb"|Rendezvous complete for workers|[Nn]etwork check result is True"
     rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
@@ -144,7 +147,7 @@ def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
     for found in _LOSS.finditer(block, start, stop):
         if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
             yield found.start()
-    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING, _REPORTED):
+    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING, _REPORTED, _OPEN_BAR):
         for found in rows.finditer(block, start, stop):
             yield found.start()
 

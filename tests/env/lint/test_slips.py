@@ -45,6 +45,16 @@ def ids(text: str, kind: Format = "shell") -> set[str]:
         ("export NCCL_IB_HCA=mlx5_0 , mlx5_1\n", "split-assignment", 1),
         ("SINGULARITYENV_NCCL_DEBUG=WARN\nsingularity exec i.sif t\n", "not-exported", 1),
         ("torchrun t.py\nexport NCCL_DEBUG=WARN\n", "set-after-job", 2),
+        ("export NCCL_ALGO=Tree\nexport NCCL_ALGO=Ring\npython t.py\n", "set-twice", 1),
+        ("export APPTAINERENV_NCCL_ALGO=Tree\nmkdir x\nexport APPTAINERENV_NCCL_ALGO=Ring\n",
+         "set-twice", 1),
+        ("export NCCL_IB_TC=106\nmpirun -np 16 --hostfile hosts t -f 2\n", "not-passed-on", 2),
+        ("export NCCL_IB_TC=106\nmpirun --mca btl tcp -H a:8,b:8 -x PATH t\n",
+         "not-passed-on", 2),
+        ("NCCL_IB_TC=106 /opt/ompi/bin/mpirun -H a:8,b:8 -x PATH t\n", "not-passed-on", 1),
+        ("export NCCL_IB_HCA=mx5_0,mlx5_2\npython t.py\n", "unlikely-adapter", 1),
+        ("export UCX_NET_DEVICES=mxl5_0:1\npython t.py\n", "unlikely-adapter", 1),
+        ("export NCCL_IB_HCA=^bntx_re0\npython t.py\n", "unlikely-adapter", 1),
         ("export NCLL_DEBUG=WARN\npython t.py\n", "unknown-name", 1),
         ("export nccl_debug=WARN\npython t.py\n", "unknown-name", 1),
     ],
@@ -75,6 +85,19 @@ def test_what_is_meant_and_does_not_come_about(text: str, rule: str, line: int) 
         "sbatch --export=ALL,NCCL_DEBUG=WARN job.sh\nsbatch --export=NONE job.sh\n",
         "export NCCL_PLUGIN_HOME=/opt/x NCCL_OWN_DIR=/y\npython t.py\n",
         "# export NCCL_DEBUG = WARN\necho 'export NCCL_DEBUG = WARN'\n",
+        "export NCCL_ALGO=Tree\npython t.py\nexport NCCL_ALGO=Ring\npython t.py\n",
+        "export NCCL_ALGO=Ring\nif x; then\nexport NCCL_ALGO=Tree\nfi\npython t.py\n",
+        "export NCCL_ALGO=Ring\necho $NCCL_ALGO\nexport NCCL_ALGO=Tree\npython t.py\n",
+        "export NCCL_ALGO=Ring\nunset NCCL_ALGO\nexport NCCL_ALGO=Tree\npython t.py\n",
+        "(export NCCL_ALGO=Ring; python t.py)\nexport NCCL_ALGO=Tree\npython t.py\n",
+        "export NCCL_IB_TC=106\nmpirun -np 8 t\n",
+        "export NCCL_IB_TC=106\nmpirun -H a:8,b:8 -x NCCL_IB_TC t\n",
+        "export NCCL_IB_TC=106\nmpirun -hosts a,b -ppn 8 t\n",
+        "export NCCL_IB_TC=106\nmpirun -H a:8,b:8 -x 'NCCL_*' t\n",
+        "export NCCL_IB_TC=106\nmpirun --mca btl tcp $OPTIONS --hostfile h t\n",
+        "export NCCL_IB_TC=106\nmpirun --hostfile h --mca mca_base_env_list NCCL_IB_TC t\n",
+        "#SBATCH -n 8\nexport NCCL_IB_TC=106\nmpirun --hostfile h t\n",
+        "export NCCL_IB_HCA=mlx5_bond_0,mlx,mlx4_0,bnxt_re1,rocep1s0,rdma0,ib0,efa_0\npython t\n",
         "export RCCL_X=1 HCCL_DEBUG=1 nccl_dir=/x\npython t.py\n",
         "export NCCL_DEBUG=WARN\n. other.sh\n",
         "export CUDA_VISIBLE_DEVICES=0,1 CUBLAS_WORKSPACE_CONFIG=:4096:8\npython t.py\n",
@@ -102,6 +125,45 @@ def test_what_is_right_or_cannot_be_known(text: str) -> None:
 )
 def test_values_that_their_readers_misread(name: str, value: str) -> None:
     assert "bad-value" in ids(f'export {name}="{value}"\npython t.py\n')
+
+
+_ROLES = """\
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      template:
+        spec:
+          containers:
+          - name: pytorch
+            env:
+            - {{name: NCCL_IB_DISABLE, value: "1"}}
+            - {{name: MASTER_ADDR, value: localhost}}
+    {role}:
+      template:
+        spec:
+          containers:
+          - name: pytorch
+            env: [{env}]
+{more}"""
+
+
+@pytest.mark.parametrize(
+    ("role", "env", "more", "told"),
+    [
+        ("Worker", "", "", True),
+        ("Worker", '{name: NCCL_IB_DISABLE, value: "0"}', "", True),
+        ("Worker", '{name: NCCL_IB_DISABLE, value: "1"}', "", False),
+        ("Worker", "{name: NCCL_IB_DISABLE, valueFrom: {}}", "", False),
+        ("Worker", "", "            envFrom: [{configMapRef: {name: nccl}}]\n", False),
+        ("Launcher", "", "", False),
+    ],
+)
+def test_what_one_role_of_a_job_has_alone(role: str, env: str, more: str, told: bool) -> None:
+    findings = found(_ROLES.format(role=role, env=env, more=more), "yaml")
+    assert [(f.names, f.line) for f in findings if f.rule == "roles-differ"] == (
+        [(("NCCL_IB_DISABLE",), 10)] if told else []
+    )
 
 
 def test_suppressions_can_name_each_of_them() -> None:

@@ -29,6 +29,7 @@ CHECK_IDS = (
     "not-on-this-host",
     "single-node-poison",
     "unknown-name",
+    "unlikely-adapter",
     "unread",
     "unread-by-second-engine",
     "unread-here",
@@ -44,6 +45,9 @@ _PATH = re.compile(r"(?:~|\.{1,2})?/")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
+# Drivers by which RDMA adapters are named, and names that are none but nearly one of them.
+_ADAPTERS = ("mlx5", "mlx4", "bnxt", "ionic")
+_ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST"})
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -180,6 +184,42 @@ def _value(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
             setting.line,
             _right_value(variable, value),
         )
+    elif setting.name in _ADAPTER_LISTS:
+        yield from _adapters(setting, value)
+
+
+def _adapters(setting: Setting, value: str) -> Iterator[LintFinding]:
+    """``mx5_0`` and ``mlx_1``: names that no driver gives, and one letter off one that does."""
+    for entry in value.lstrip("^=").split(","):
+        match = re.match(r"([A-Za-z]+)(\d?)", entry.strip())
+        if match is None or any(driver.startswith(entry.strip()) for driver in _ADAPTERS):
+            continue
+        stems = {match[1], match[0]}
+        if stems.isdisjoint(_ADAPTERS):
+            meant = [d for d in _ADAPTERS if any(_is_one_off(stem, d) for stem in stems)]
+            if meant:
+                yield LintFinding(
+                    "unlikely-adapter",
+                    "warning",
+                    (setting.name,),
+                    f"{setting.name}: no driver names an adapter {entry.strip()}, and what matches"
+                    " none is left out without a word",
+                    f"did you mean {meant[0]}{'_' if meant[0] == 'bnxt' else ''}…?",
+                    "Linux, drivers/infiniband",
+                    setting.line,
+                )
+
+
+def _is_one_off(name: str, meant: str) -> bool:
+    """Whether one letter is missing, too many, another one, or two have changed places."""
+    if sorted(name) == sorted(meant):
+        return sum(a != b for a, b in zip(name, meant, strict=True)) == 2
+    if len(name) == len(meant):
+        return sum(a != b for a, b in zip(name, meant, strict=True)) == 1
+    longer, shorter = sorted((name, meant), key=len, reverse=True)
+    return len(longer) == len(shorter) + 1 and any(
+        longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer))
+    )
 
 
 def _right_value(variable: Variable, value: str) -> tuple[str, str] | None:

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
+from ncclops.env.catalogue import catalogue
+from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest, watched
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import names_passed, passed
@@ -42,6 +45,8 @@ _ENV_KEYS = frozenset(
 # What is under these keys is for the build, or for people.
 _OTHER_KEYS = frozenset({"args", "build_args", "buildargs", "labels", "annotations", "inputs"})
 _PROSE_KEYS = frozenset({"description", "comment", "doc", "help", "message", "title", "summary"})
+# Roles of a training job whose programs are ranks of one group.
+_RANKED_ROLES = frozenset({"master", "worker", "chief"})
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -153,6 +158,8 @@ class _Reader:
         environment: list[Setting] = []
         rest: list[tuple[str, Any]] = []
         for name, value in self._pairs(node):
+            if name.endswith("ReplicaSpecs") and value.id == "mapping":
+                self._compare_roles(value)
             given = self._environment(name, value)
             if given is None:
                 rest.append((name, value))
@@ -173,6 +180,48 @@ class _Reader:
                 self.node(value)
         if environment and len(self.found.environments) == before:
             self._together(environment)
+
+    def _compare_roles(self, node: Any) -> None:
+        """What the master has of settings that all ranks share has to be the workers' too."""
+        roles: dict[str, dict[str, Setting]] = {}
+        for role, spec in self._pairs(node):
+            environment = self._of_containers(spec) if role.lower() in _RANKED_ROLES else None
+            if environment is not None:
+                roles[role] = {s.name: s for s in environment if _is_shared(s)}
+        for (role, mine), (other, theirs) in permutations(roles.items(), 2):
+            alone = [
+                setting
+                for name, setting in mine.items()
+                if setting.value is not None
+                and setting.value != catalogue()[name].default
+                and (name not in theirs or theirs[name].value not in (None, setting.value))
+            ]
+            first = role == next(iter(roles))
+            # Two values that differ are told of once.
+            alone = [s for s in alone if first or s.name not in theirs]
+            if alone:
+                self.found.slips.append(slips.roles_differ(role, other, alone))
+
+    def _of_containers(self, node: Any, levels: int = 8) -> list[Setting] | None:
+        """The environment of all containers below; None where it is not all written here."""
+        settings: list[Setting] = []
+        found_one = False
+        for name, value in self._pairs(node) if node.id == "mapping" and levels else ():
+            if name == "containers" and value.id == "sequence":
+                for container in value.value:
+                    keys = dict(self._pairs(container)) if container.id == "mapping" else {}
+                    if "envFrom" in keys:
+                        return None
+                    found_one = True
+                    entries = keys["env"].value if "env" in keys else []
+                    settings += [
+                        s for e in entries if not isinstance(e, tuple) for s in self._entry(e)
+                    ]
+            elif value.id == "mapping" and name not in ("metadata", "securityContext"):
+                below = self._of_containers(value, levels - 1)
+                if below is not None:
+                    return below
+        return settings if found_one else None
 
     def _note(self, environment: list[Setting]) -> None:
         for setting in environment:
@@ -298,6 +347,12 @@ class _Reader:
     def _line(self, node: Any) -> int:
         line: int = node.start_mark.line + 1 + self.offset
         return line
+
+
+def _is_shared(setting: Setting) -> bool:
+    """Whether it is NCCL's and has to be the same on all ranks."""
+    variable = catalogue().get(setting.name)
+    return variable is not None and variable.ranks == "equal" and setting.name.startswith("NCCL_")
 
 
 def _value(node: Any) -> str | None:

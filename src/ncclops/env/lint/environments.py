@@ -99,6 +99,10 @@ class Scope:
         self.jobs = 0
         # What has been exported since the last program began, outside all branches.
         self.late: list[Setting] = []
+        # What is exported so far, and what has a value that no program has seen yet.
+        self.exports: dict[str, None] = {}
+        self.twice: list[tuple[Setting, Setting]] = []
+        self._unseen: dict[str, Setting] = {}
 
     # ---- what happens
 
@@ -108,8 +112,11 @@ class Scope:
         exported = setting.exported or state.export_all or setting.name in state.exported
         setting = replace(setting, exported=exported)
         self.found.note(setting)
+        if exported:
+            self.exports[setting.name] = None
         if exported and self._branches == 0 and self.jobs:
             self.late.append(setting)
+        self.give(setting.name, setting)
         if setting.name in watched() and not state.ended:
             if exported:
                 state.exported[setting.name] = setting
@@ -117,9 +124,24 @@ class Scope:
             else:
                 state.plain[setting.name] = setting
 
+    def give(self, key: str, setting: Setting) -> None:
+        """``key`` has this value now; one that no program has seen is without effect."""
+        before = self._unseen.pop(key, None)
+        if self._branches or self._state.ended or setting.value is None:
+            return
+        if before is not None and before.value != setting.value and before.line != setting.line:
+            self.twice.append((before, setting))
+        self._unseen[key] = setting
+
+    def seen(self) -> None:
+        """A program runs that may see what has been set."""
+        self.late.clear()
+        self._unseen.clear()
+
     def export(self, name: str) -> None:
         """What ``name`` has been given reaches programs from here on, and did not before."""
         self.found.exported.add(name)
+        self.exports[name] = None
         if name in self._state.plain:
             plain = self._state.plain.pop(name)
             self._state.exported[name] = replace(plain, exported=True)
@@ -135,6 +157,8 @@ class Scope:
 
     def unset(self, name: str) -> None:
         self._state.plain.pop(name, None)
+        self.exports.pop(name, None)
+        self._unseen.pop(name, None)
         if self._state.exported.pop(name, None) is not None:
             self._state.changed = True
         if self._branches == 0 and self.jobs == 0:
@@ -184,7 +208,7 @@ class Scope:
                 values[setting.name] = setting
         if not state.ended:
             self.jobs += 1
-            self.late.clear()
+            self.seen()
             self._add(values, branched=False)
             if inherits:
                 state.changed = False
@@ -211,11 +235,12 @@ class Scope:
     @contextmanager
     def part(self) -> Iterator[None]:
         """What happens inside ends with it: a subshell."""
-        before = self._state
+        before, exports = self._state, dict(self.exports)
+        unseen, self._unseen = self._unseen, {}
         self._state = before.copy()
         yield
         self.close_part()
-        self._state = before
+        self._state, self.exports, self._unseen = before, exports, unseen
 
     def close_part(self) -> None:
         state = self._state

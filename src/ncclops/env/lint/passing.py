@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ncclops.env.lint.model import Setting
@@ -71,6 +71,54 @@ def names_passed(words: Sequence[Word]) -> Iterator[str]:
     for option, after in pairwise(words):
         if option.text in _BEFORE_ONE and re.fullmatch(NAME, after.text):
             yield after.text
+
+
+# What only Open MPI's mpirun takes, what only others take, and what hands on in another way.
+_OPEN_MPI = frozenset({"--mca", "-mca", "--allow-run-as-root", "-x", "--prefix", "--oversubscribe"})
+_HYDRA = frozenset({"-ppn", "-f", "-genv", "-env", "-hosts", "-genvlist", "-genvall", "-launcher"})
+_WITH_TWO = frozenset({"--mca", "-mca", "--gmca", "-gmca", "-genv", "--genv", "-env", "--env"})
+_WITHOUT_VALUE = frozenset(
+    {"--allow-run-as-root", "--oversubscribe", "-oversubscribe", "--nooversubscribe", "--verbose"}
+    | {"--report-bindings", "-report-bindings", "--display-map", "-display-map", "--tag-output"}
+    | {"-tag-output", "--merge-stderr-to-stdout", "--use-hwthread-cpus", "-v", "-q", "--quiet"}
+    | {"--enable-recovery", "--get-stack-traces", "--debug-daemons", "-genvall"}
+)
+_HOSTS_OF = re.compile(r"--?(?:host|H)")
+_HOST_FILE = re.compile(r"--?(?:hostfile|machinefile)(?:=.*)?")
+_OTHERWISE = re.compile(r".*mca_base_env_list.*|--?(?:tune|am)|[A-Z_]+\*", re.DOTALL)
+# What programs on every rank read.
+_OF_RANKS = ("NCCL_", "TORCH_NCCL_", "RCCL_", "NVSHMEM_", "FI_", "UCX_", "GLOO_")
+
+
+def _options_end(words: Sequence[Word]) -> int:
+    """Where the options of ``mpirun`` end and the program begins."""
+    at = 1
+    while at < len(words) and words[at].text.startswith("-"):
+        text = words[at].text
+        alone = "=" in text or text in _WITHOUT_VALUE
+        at += 1 if alone else 3 if text in _WITH_TWO else 2
+    return min(at, len(words))
+
+
+def kept_back(words: Sequence[Word], exported: Iterable[str]) -> tuple[list[str], bool]:
+    """What ``mpirun`` on several hosts does not hand on, and whether it certainly is Open MPI's.
+
+    ``words`` are the whole command. Where options come from a variable, nothing is known.
+    """
+    words = words[: _options_end(words)]
+    texts = [word.text for word in words]
+    certain = not _OPEN_MPI.isdisjoint(texts)
+    on_several = any(_HOST_FILE.fullmatch(text) for text in texts) or any(
+        _HOSTS_OF.fullmatch(option) and "," in hosts for option, hosts in pairwise(texts)
+    )
+    if not on_several or (not certain and not _HYDRA.isdisjoint(texts)):
+        return [], certain
+    for option, after in pairwise(words):
+        open_options = after.raw.lstrip('"').startswith("$") and not option.text.startswith("-")
+        if _OTHERWISE.fullmatch(after.text) or open_options:
+            return [], certain
+    given = {setting.name for setting in passed(words)} | set(names_passed(words))
+    return [n for n in exported if n.startswith(_OF_RANKS) and n not in given], certain
 
 
 def _of_option(text: str, word: Word, command: str) -> Iterator[Setting]:

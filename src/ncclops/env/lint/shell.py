@@ -9,7 +9,7 @@ from dataclasses import replace
 from ncclops.env.lint import directives, slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.passing import ASSIGNMENT, names_passed, passed, value_of
+from ncclops.env.lint.passing import ASSIGNMENT, kept_back, names_passed, passed, value_of
 from ncclops.env.lint.syntax import (
     Block,
     Branches,
@@ -46,6 +46,11 @@ _HOUSEKEEPING = frozenset(
     | {"cp", "mv", "ln", "ls", "touch", "chmod", "chown", "sleep", "wait", "kill", "module", "ml"}
     | {"ulimit", "shopt", "which", "type", "hostname", "date", "wget", "curl", "git", "tar", "pip"}
 )
+_MPI_STARTERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
+# Within a job of these, the scheduler starts what starts the ranks, with this environment.
+_SCHEDULER = re.compile(
+    r"^#(?:SBATCH|PBS|BSUB|\$)[ \t]|\b(?:SLURM|PBS|LSB|OAR|PJM)_[A-Z]", re.MULTILINE
+)
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "mpssh"})
 _BUNDLE_NAME = re.compile(rf"\$\{{?({NAME})(?:\[[@*]\])?[}}:+\-?@]?")
@@ -66,9 +71,20 @@ _DEEPEST = 8
 def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int = 1) -> None:
     """Tell ``found`` what ``text`` sets; ``begin`` is the environment that it starts in."""
     scope = Scope(found, [*begin, *directives.settings_of(text, line, found)])
-    _Reader(scope).read(text, line)
+    reader = _Reader(scope)
+    reader.of_scheduler = _SCHEDULER.search(text) is not None
+    reader.read(text, line)
     found.slips.extend(slips.after_job(s) for s in scope.late if is_setting_of_interest(s.name))
+    found.slips.extend(
+        slips.twice(first, second)
+        for first, second in scope.twice
+        if is_setting_of_interest(first.name) and not _makes_use_of(text, first.name)
+    )
     scope.close()
+
+
+def _makes_use_of(text: str, name: str) -> bool:
+    return re.search(rf"\$\{{?{name}\b", text) is not None
 
 
 class _Reader:
@@ -79,6 +95,7 @@ class _Reader:
         # What ``APPTAINERENV_NAME=…`` sets for containers, until it is exported.
         self.for_containers: dict[str, Setting] = {}
         self.calls = 0
+        self.of_scheduler = False
 
     def read(self, text: str, line: int) -> None:
         self.block(parse_script(text, line))
@@ -225,6 +242,7 @@ class _Reader:
         prefixed = re.fullmatch(rf"(?:APPTAINERENV|SINGULARITYENV)_({NAME})", name)
         if prefixed:
             inner = Setting(prefixed[1], value, line)
+            self.scope.give(name, inner)
             if exported or self.scope.exports_all:
                 self.scope.bundle("apptainer", [inner], more=True)
             else:
@@ -301,6 +319,7 @@ class _Reader:
                 self._assign(match[1] + match[2], match[3], word, False)
             return
         given = list(_leading(words[:leading]))
+        before = [setting.name for setting in given]
         rest = _without_prefixes(rest)
         if rest and rest[0].text.rpartition("/")[2] == "env":
             clean, settings, rest = _of_env(rest[1:])
@@ -321,7 +340,11 @@ class _Reader:
         if name in _HOUSEKEEPING and not given:
             bundles = []
         else:
-            self.scope.late.clear()
+            if name in _MPI_STARTERS and not self.of_scheduler:
+                names, certain = kept_back(rest, dict.fromkeys([*self.scope.exports, *before]))
+                if names:
+                    self.scope.found.slips.append(slips.not_passed_on(names, rest[0].line, certain))
+            self.scope.seen()
         if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
             self._start(name, rest, given, bundles)
         for position, word in enumerate(rest[1:], start=1):

@@ -14,8 +14,11 @@ from ncclops.env.lint.words import NAME, Word
 # The ids of the findings below, for suppressions.
 SLIP_IDS = (
     "cut-off-command",
+    "not-passed-on",
     "only-these-exported",
+    "roles-differ",
     "export-overwritten",
+    "set-twice",
     "set-after-job",
     "split-assignment",
     "unread-python",
@@ -26,6 +29,8 @@ _ENTRY = re.compile(r"[\w.:^-]*[a-z0-9][\w.:-]*,?")
 _BASH = "POSIX shell"
 _APPTAINER = "Apptainer user guide, environment and metadata"
 _SLURM = "Slurm, sbatch and srun --export"
+_CATALOGUE = "the catalogue"
+_OPEN_MPI = "Open MPI, mpirun -x"
 
 
 def of_python(error: Exception) -> LintFinding:
@@ -188,6 +193,50 @@ def overwritten(given: Sequence[Setting], line: int) -> LintFinding:
         f"a later #SBATCH --export (line {line}) takes the place of this one",
         "put all variables into one",
         _SLURM,
+        given[0].line,
+    )
+
+
+def twice(first: Setting, second: Setting) -> LintFinding:
+    """Two values, and no program in between that sees the first."""
+    return LintFinding(
+        "set-twice",
+        "warning",
+        (first.name,),
+        f"{first.name} is {first.value!r} here, and {second.value!r} in line {second.line} before"
+        " any program runs: that one counts",
+        "keep the one that is meant",
+        "",
+        first.line,
+    )
+
+
+def not_passed_on(names: Sequence[str], line: int, certain: bool) -> LintFinding:
+    """``mpirun`` on several hosts, without ``-x`` for what this shell has exported."""
+    who = "Open MPI" if certain else "Open MPI, if this is its mpirun,"
+    return LintFinding(
+        "not-passed-on",
+        "warning" if certain else "note",
+        tuple(names),
+        f"{who} starts the ranks of other hosts without what this shell exports:"
+        f" {', '.join(names)} {'is' if len(names) == 1 else 'are'} not set there",
+        "give each with -x NAME, or put NCCL's own into its configuration file on every host",
+        _OPEN_MPI,
+        line,
+    )
+
+
+def roles_differ(role: str, other: str, given: Sequence[Setting]) -> LintFinding:
+    """Settings that all ranks have to share, and one role of a job has alone."""
+    names = tuple(dict.fromkeys(setting.name for setting in given))
+    return LintFinding(
+        "roles-differ",
+        "warning",
+        names,
+        f"{', '.join(names)}: {other} has no such value as {role}, and all ranks of a job have to"
+        " agree on it",
+        f"give {other} the same",
+        _CATALOGUE,
         given[0].line,
     )
 
