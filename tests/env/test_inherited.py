@@ -124,7 +124,7 @@ def test_a_name_that_is_kept_or_removed_or_like_no_other_is_not() -> None:
 def test_an_error_has_a_line_of_its_own_also_where_it_is_asked_for() -> None:
     """`env lint` called them errors, and a launch began with them without a word."""
     off = {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}
-    (line,) = said(off, lane="local-cpu", gpus=False)
+    (line,) = said(off, lane="local-cpu", gpus=True)
     assert line.endswith(
         "NCCL refuses to start; unset one of the two (`ncclops env lint`: net-ib-disabled)"
     )
@@ -141,6 +141,8 @@ def test_an_error_that_is_kept_or_harms_nothing_is_not_told() -> None:
     assert len(said(wrong)) == 1
     assert said(wrong, Overrides(keep=frozenset(wrong))) == []
     assert said({"NCCL_TIMEOUT": "half an hour"}) == []
+    lo = Host(frozenset({"lo"}))
+    assert said({"NCCL_SOCKET_IFNAME": "eth7"}, host=lo, lane="local-cpu", gpus=False) == []
     without_sys = Host()  # as in a chroot: not even the loopback is to be seen
     assert said({"NCCL_SOCKET_IFNAME": "eth7"}, host=without_sys, lane="local-cpu") == []
 

@@ -37,13 +37,9 @@ def lines_at_launch(
     # What is wrong with the value of a variable that nothing reads does no harm.
     passed_over = kept.union(*(found.names for found in findings if found.rule == "unread"))
     wrong = [found for found in findings if passed_over.isdisjoint(found.names)]
-    lines = [
-        _wrong(found)
-        for found in wrong
-        if found.level == "error"
-        # What is wrong because nothing is set is the profile's matter, and a job on CPUs does well.
-        and not after.keys().isdisjoint(found.names)
-    ]
+    # What is wrong because nothing is set is the profile's matter. Without GPUs NCCL is not used.
+    told = {name for name in after if where.gpus is not False or "NCCL" not in name}
+    lines = [_wrong(it) for it in wrong if it.level == "error" and not told.isdisjoint(it.names)]
     lines += [_misspelt(found) for found in wrong if _looks_misspelt(found)]
     line = in_a_line(_left_on(plan, profile, after, findings))
     return [*lines, *([line] if line else [])]
