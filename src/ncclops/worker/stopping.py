@@ -85,8 +85,8 @@ class StopSignal:
                 return handler(number, frame)
             if running:  # a scheduler has sent the signal to all processes, and the launcher again
                 return None
-            running = True
             with self._call.atomic():
+                running = True
                 try:
                     return handler(number, frame)
                 except SystemExit:
