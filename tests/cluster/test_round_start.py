@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ncclops.agent.fork_server import seen_at_import
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.classify.policy import PastAttempt
 from ncclops.cluster import round_start
@@ -88,6 +89,14 @@ def test_with_spares_workers_get_the_number_of_ranks_that_train() -> None:
     assert given["NCCLOPS_ACTIVE_RANKS"] == "16"
     alone = round_start.workers_environ(made, TWO_OF_THREE, in_process=False, nproc=8)
     assert alone == {"NCCLOPS_NODES": "n1 n2 n3"}
+
+
+def test_the_fork_server_of_before_the_round_serves_its_workers() -> None:
+    """Another one would import everything once more, while all nodes wait."""
+    made = start(facts(1), facts(2), facts(3), external=True)
+    told = replace(TWO_OF_THREE, local_addr="10.9.9.9")
+    given = round_start.workers_environ(made, told, in_process=True, nproc=8)
+    assert seen_at_import({"HOME": "/home/me"} | given) == {"HOME": "/home/me"}
 
 
 def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:

@@ -89,3 +89,30 @@ def test_a_handler_s_exit_waits_for_nobody_where_no_stop_is_under_way() -> None:
     command = [sys.executable, "-c", ALONE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 5, done.stderr
+
+
+TWICE = """
+import contextlib, os, signal
+from types import SimpleNamespace
+from ncclops.worker.stopping import StopSignal
+
+def save(*arguments):
+    print("begins", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    before(*arguments)
+    print("ends", flush=True)
+
+stop = StopSignal()
+stop.watch()
+stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
+signal.signal(signal.SIGTERM, lambda *_: print("before", flush=True))
+before = signal.signal(signal.SIGTERM, save)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_second_signal_does_not_start_the_handler_within_itself() -> None:
+    """It would write a checkpoint over the one that is being written."""
+    command = [sys.executable, "-c", TWICE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "begins\nbefore\nends\n", done.stderr

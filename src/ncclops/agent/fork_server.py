@@ -36,8 +36,12 @@ _FORK_LIMIT_S = 5.0
 _END_LIMIT_S = 5.0
 # An import that uses no CPU for so many looks in a row hangs. A host's pause is one look.
 _LOOK, _LOOKS_WITHOUT_CPU = timedelta(seconds=3), 5
-# Read when process groups and devices are made: the imports of the server do not depend on them.
-_READ_LATER = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES")
+# Read when process groups and devices are made, or where the restart core connects: the imports of
+# the server do not depend on them.
+_READ_LATER = (
+    *("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES"),
+    *("NCCLOPS_STORE", "NCCLOPS_RESTART_HOST"),
+)
 
 
 class ForkServers:
@@ -113,7 +117,7 @@ class ForkServer:
 
     def __init__(self, started: ForkServerProcess, changed: Callable[[], None]) -> None:
         self.is_ready: bool | None = None
-        self._environ = _at_import(started.environ)
+        self._environ = seen_at_import(started.environ)
         self._changed = changed
         self._socket, self._process = started.socket, started.process
         self._socket.settimeout(_FORK_LIMIT_S)
@@ -136,7 +140,7 @@ class ForkServer:
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Whether the imports of a worker with ``environ`` would see what the server's saw."""
-        return _at_import(environ) == self._environ
+        return seen_at_import(environ) == self._environ
 
     def fork(self, environ: Mapping[str, str], descriptors: Sequence[int]) -> int:
         """A new worker with ``environ``, a child of this process: its PID.
@@ -210,7 +214,7 @@ class ForkServer:
             log.warning("workers are started afresh: the fork server: %s", why)
 
 
-def _at_import(environ: Mapping[str, str]) -> dict[str, str]:
+def seen_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     """Of ``environ``, what the code of an imported module, or its library, may have read."""
     later = workers.identity_names().union(variables.OURS)
     return {

@@ -73,18 +73,26 @@ class StopSignal:
     def _in_one_piece(
         self, handler: Callable[[int, FrameType | None], Any]
     ) -> Callable[[int, FrameType | None], Any]:
+        running = False
+
         @functools.wraps(handler)
         def handle(number: int, frame: FrameType | None) -> Any:
+            nonlocal running
             if os.getpid() != self._pid:  # a child that the script has forked, which waits for none
                 return handler(number, frame)
             self.requested = True
             if self._call is None:
                 return handler(number, frame)
+            if running:  # a scheduler has sent the signal to all processes, and the launcher again
+                return None
             with self._call.atomic():
+                running = True
                 try:
                     return handler(number, frame)
                 except SystemExit:
                     _wait_for_the_others(self._set_handler)
                     raise
+                finally:
+                    running = False
 
         return handle
