@@ -83,8 +83,26 @@ SECRETS = [
     ("POST body=%7B%22password%22%3A%22S3cretValue%22%7D", "S3cretValue"),
     ("<db><password>hunter2</password></db>", "hunter2"),
     ('<ns:api-key type="x">S3cretValue</ns:api-key>', "S3cretValue"),
+    ("url = postgres; password='my S3cret Value' host=x", "S3cret Value"),
+    ('"passphrase": "S3cret Value here",', "Value here"),
+    ("password: 4815162342", "4815162342"),
+    ("Authorization: S3cretValue0123456789", "S3cretValue"),
+    ('{"name": "HF_TOKEN", "value": "S3cretValue"}', "S3cretValue"),
+    ("env: [{name: DEPLOY_KEY, value: S3cretValue}]", "S3cretValue"),
+    ("OrderedDict([('api_key', 'S3cretValue1')])", "S3cretValue"),
+    ("Settings(api_key=SecretStr('S3cretValue'))", "S3cretValue"),
+    ("api_key => S3cretValue", "S3cretValue"),
+    ("Your API key: S3cretValue", "S3cretValue"),
+    ("POST https://api.telegram.org/bot123456789:AAES3cretValue/sendMessage", "S3cretValue"),
+    ('{"routing_key": "R0123456789ABCDEF0123456789ABCDE"}', "0123456789ABCDEF"),
+    ("login with GOCSPX-S3cretValue0123456789 ok", "S3cretValue"),
+    ("login with xapp-1-A0123-456-S3cretValue ok", "S3cretValue"),
 ]
 HARMLESS = [
+    "('pad_token', '<|endoftext|>'), ('eos_token', 'end_of_text')",
+    "Authorization: none; authorization: required for this repository",
+    "the key: none of the tokens; name: TOKENIZERS_PARALLELISM, value: false",
+    "secret: 3 of 4 secrets are there",
     "step 00005 loss 2.31 tok/s 812,000 tokens/s=12345.6",
     "commit 0123456789abcdef0123456789abcdef01234567",
     "tokens: 4096, max_tokens=2048, n_token=512000",
@@ -140,6 +158,13 @@ def test_a_key_over_several_lines_goes_as_a_whole() -> None:
     assert clean.endswith("step 1\n")
     assert "MIIE" not in clean
     assert "Zm9v" not in clean
+
+
+def test_a_key_of_pgp_goes_as_a_whole() -> None:
+    block = "-----{} PGP PRIVATE KEY BLOCK-----\n"
+    lines = ["before\n", block.format("BEGIN"), "\n", "S3cretValue\n", "=abcd\n"]
+    kept = list(Redactor().lines([*lines, block.format("END"), "after\n"]))
+    assert kept == ["before\n", f"{REDACTED}\n", f"{REDACTED}\n", "after\n"]
 
 
 def test_a_key_that_breaks_off_does_not_take_the_log_with_it() -> None:

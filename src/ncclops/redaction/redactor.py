@@ -17,7 +17,8 @@ REDACTED = "<redacted>"
 
 # The body of a key in PEM form; the first line that does not look so is no part of it.
 _PEM_BODY = re.compile(r"^[\sA-Za-z0-9+/=:,-]*$")
-_PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
+_PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
+_PEM_BEGIN = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
 _NAMED, _VARIABLE = "named", "variable"
 # What a value is taken out by for the name in front of it: a field's, or an option's.
 _BY_NAME = (_NAMED, "basic", "short-option")
@@ -192,4 +193,4 @@ class Redactor:
 
 
 def _opens_block(line: str) -> bool:
-    return "PRIVATE KEY-----" in line and not _PEM_END.search(line)
+    return _PEM_BEGIN.search(line) is not None and not _PEM_END.search(line)

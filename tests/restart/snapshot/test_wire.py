@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from ncclops.restart.snapshot import PeerError
+from ncclops.restart.snapshot._agreement import Agreement
+from ncclops.restart.snapshot._background import Background
 from ncclops.restart.snapshot._blobs import Blob
 from ncclops.restart.snapshot._memory import Memory
-from ncclops.restart.snapshot._planning import Moment
+from ncclops.restart.snapshot._planning import Fetch, Moment, Source
 from ncclops.restart.snapshot._server import _MOST_UNGREETED, Server
-from ncclops.restart.snapshot._wire import _MAGIC, TOKEN_CHARACTERS, Connection
+from ncclops.restart.snapshot._wire import _MAGIC, TOKEN_CHARACTERS, Address, Connection
 
 from .test_state import blob_of
 
@@ -139,6 +146,29 @@ def test_a_crowd_that_says_nothing_keeps_no_rank_out(memory: Memory) -> None:
         for _ in range(_MOST_UNGREETED + 8):
             crowd.enter_context(raw(memory, b""))
         Connection.to(memory.server.address, WITHIN_S).close()
+
+
+def test_a_holder_that_sends_a_byte_now_and_then_is_given_up(memory: Memory) -> None:
+    label = sealed(5).label
+    assert label is not None
+
+    def drip() -> None:
+        sock, _ = listener.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(b'ok\n{"header_bytes": 9999}\n')
+            while True:
+                sock.sendall(b"x")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        holder = threading.Thread(target=drip)
+        holder.start()
+        address = Address("127.0.0.1", listener.getsockname()[1], "0" * TOKEN_CHARACTERS)
+        background = cast("Background", SimpleNamespace(connections=set()))
+        agreement = Agreement(background, memory, "", 1, timedelta(seconds=1))
+        with pytest.raises(PeerError):
+            agreement._fetch_one(Fetch(label, 1, Source.PARTNER), address)
+        holder.join()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,12 +42,15 @@ from ncclops.restart.snapshot._planning import (
     partners,
     plan,
 )
-from ncclops.restart.snapshot._wire import Address, Connection
+from ncclops.restart.snapshot._wire import SILENCE_S, Address, Connection
 
 log = logging.getLogger("ncclops.restart")
 
 # Each attempt leaves out what was missing in the one before.
 _MOST_ATTEMPTS = 8
+# Of the time for a restore, what one fetch may take: a holder that sends a byte now and then must
+# leave enough for another plan, without it.
+_SHARE_OF_A_FETCH = 0.75
 # Of so many ranks the source is told, where it is not the usual one.
 _MOST_TOLD = 64
 
@@ -154,13 +158,18 @@ class Agreement:
             if not is_intact(own):
                 raise PeerError("what this rank had in memory is damaged")
             return own
-        connection = Connection.to(address, self._timeout.total_seconds())
+        limit_s = _SHARE_OF_A_FETCH * self._timeout.total_seconds()
+        connection = Connection.to(address, min(limit_s, SILENCE_S))
         self._background.connections.add(connection)
+        late = threading.Timer(limit_s, connection.close)
+        late.daemon = True
+        late.start()
         try:
             import torch
 
             return connection.get(fetch.label, lambda n: torch.empty(n, dtype=torch.uint8))
         finally:
+            late.cancel()
             self._background.connections.discard(connection)
             connection.close()
 
