@@ -184,6 +184,15 @@ def _no_ip(machine: Machine, chance: random.Random) -> str:
     return f"mlx5_{index} port 1"
 
 
+def _no_fabric(machine: Machine, chance: random.Random) -> str:
+    """A leaf switch is off, and the front end is up."""
+    machine.needs = replace(machine.needs, rdma=True)
+    for index in range(8):
+        top = f"sys/class/infiniband/mlx5_{index}/ports/1"
+        machine.files |= {f"{top}/state": "1: DOWN", f"{top}/phys_state": "2: Polling"}
+    return "mlx5_0 port 1"
+
+
 def _no_device(machine: Machine, chance: random.Random) -> str:
     """The function is on the bus, and its driver has not made it an RDMA device."""
     tops = sorted({p.split("/")[3] for p in machine.files if p.startswith("sys/class/infiniband/")})
@@ -507,6 +516,7 @@ DEFECTS = (
     Defect("one port down", "nic.port", WITH_PORTS, port(state="1: DOWN", phys_state="2: Polling")),
     Defect("a link that was lost", "nic.port", WITH_PORTS, _lost_link),
     Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
+    Defect("no InfiniBand beside Ethernet", "nic.port", ("hgx-ib",), _no_fabric),
     Defect("an adapter that did not start", "nic.port", ("hgx-ib",), _no_device, WARN),
     Defect("a cable that was pulled", "nic.port", ("hgx-roce",), _roce_unplugged),
     Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +27,34 @@ CompletedText = subprocess.CompletedProcess[str]
 HGX = KINDS.index("hgx-ib")
 SOON = timedelta(milliseconds=50)
 slow = pytest.mark.slow
+
+
+_NVML = """
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+"""
+_COUNT = """
+import sys
+from pathlib import Path
+from ncclops.preflight.machine.gpu_reader import Session
+print(Session(Path(sys.argv[1])).driver().count)
+"""
+
+
+@slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("name", [[], ["-Wl,-soname,libnvidia-ml.so.1"]], ids=["bare", "named"])
+def test_nvml_of_a_root_is_used_whatever_its_file_calls_itself(
+    name: list[str], tmp_path: Path
+) -> None:
+    library = tmp_path / "usr/lib64/libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    build = ["cc", "-shared", "-fPIC", "-xc", "-", *name, "-o", library]
+    subprocess.run(build, input=_NVML, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "3\n"
 
 
 @slow
@@ -182,6 +212,7 @@ def test_wrong_use_is_one_line(ncclops_in_process: Callable[..., CompletedText])
         (("--root", "nowhere"), "--root nowhere: there is no such directory"),
         (("--json", "--reason"), "give one"),
         (("--window", "2"), "--window: '2' is not a duration"),
+        (("--limit", "10ms"), "--limit: at least 1s, not 10ms"),
         (("--param", "a=1"), "name it with --profile"),
     ):
         done = ncclops_in_process("preflight", *arguments)

@@ -177,7 +177,7 @@ def preflight(
         root,
         path or [],
         _time("--window", window),
-        _time("--limit", limit),
+        _limit(limit),
         node_name,
         collectives=collectives,
         site=site,
@@ -306,3 +306,13 @@ def _time(option: str, text: str) -> timedelta:
         return parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
+
+
+def _limit(text: str) -> timedelta:
+    """As ``--limit`` has it: with less, what is healthy would be convicted of being late."""
+    from datetime import timedelta
+
+    limit = _time("--limit", text)
+    if limit < timedelta(seconds=1):
+        raise UsageError(f"--limit: at least 1s, not {text}")
+    return limit

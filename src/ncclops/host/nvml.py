@@ -10,6 +10,7 @@ callers bound it with a deadline.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,12 +189,17 @@ class Nvml:
         self.query("nvmlShutdown")
 
 
-def start() -> Nvml | Unavailable:
-    """NVML, until its ``stop`` or the end of the process. Takes some 50 ms with eight GPUs."""
+def start(library: ctypes.CDLL | None = None) -> Nvml | Unavailable:
+    """NVML, until its ``stop`` or the end of the process. Takes some 50 ms with eight GPUs.
+
+    ``library`` is used in place of the one that the loader finds.
+    """
     try:
         import pynvml
     except ImportError:
         return Unavailable("pynvml is not installed (package nvidia-ml-py)")
+    if library is not None:
+        pynvml.nvmlLib = library  # where it keeps the one that it loads by name
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

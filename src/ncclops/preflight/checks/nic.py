@@ -490,6 +490,9 @@ def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) 
     latest = each.nic.samples[-1] if each.nic.samples else Files()
     if _counts(each, latest).get("link_downed", 0) > 0:
         return True  # it has worked since the driver was loaded
+    fabric = [other for other in used(node) if other.layer == "InfiniBand"]
+    if node.needs.rdma and each in fabric and not any(other.is_active for other in fabric):
+        return True  # the lane needs some, and Ethernet that is up beside them is none
     active = sum(other.is_active for other in alike)
     return active >= share * len(alike) and active > 1
 

@@ -24,9 +24,7 @@ class Session:
     """NVML, started once for a process that reads."""
 
     def __init__(self, root: Path) -> None:
-        if root != Path("/"):
-            _preload(root)
-        self._started = nvml.start()
+        self._started = nvml.start(_library(root) if root != Path("/") else None)
 
     def driver(self) -> Driver:
         """NVML as a whole."""
@@ -193,14 +191,14 @@ def _first_fabric(device: nvml.Device) -> Fabric | None:
     )
 
 
-def _preload(root: Path) -> None:
-    """Have the library of ``root`` found: the loader knows it by its name from then on."""
+def _library(root: Path) -> ctypes.CDLL | None:
+    """NVML's library of ``root``; None where there is none that can be loaded."""
     for place in _PLACES:
         try:
             library = files.below(root, f"{place}/{_LIBRARY}")
             if not library.is_file():
                 continue
-            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
         except OSError:
             continue
-        return
+    return None
