@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
+from ncclops.diagnose.incident_text import incident_lines
 from ncclops.flight.finding_kinds import FindingKind
 from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document
@@ -317,3 +318,20 @@ def test_each_kind_of_hang_has_a_step_to_take(kind: FindingKind) -> None:
     first, *more = steps(kind, "rank 2", "train.py:3 in f", in_data_loader=True)
     assert "{" not in first
     assert len(more) == (kind is FindingKind.NEVER_ARRIVED)
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_the_page_repeats_no_frames_of_the_culprits_traceback(make: Make) -> None:
+    """They stood there as symptoms, the first of them in ncclops itself."""
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/ncclops/restart/loop.py", line 3, in run\n    function()\n'
+        '  File "/home/me/train.py", line 9, in main\n    raise ValueError("x")\nValueError: x\n'
+    )
+    failed = fault(1, "exception", "rank 1: ValueError: x")
+    run = make({}, failed, exception="ValueError: x", traceback=trace)
+    report = report_incident(run, None)
+    assert {line["role"] for line in report.to_json()["classification"]["evidence"]} >= {"symptom"}
+    page = ["".join(text for text, _ in parts) for parts in incident_lines(report)]
+    assert [line for line in page if "symptom" in line] == []
+    assert any(line.startswith("  cause ") and line.endswith("ValueError: x") for line in page)

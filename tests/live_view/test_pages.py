@@ -79,6 +79,9 @@ def test_no_log_says_where_it_may_be(run: RunPaths) -> None:
     far = status([rank(1, host="n17")])
     assert "n17" in texts(pages.read(run.root, wanted("log"), far))[0]
     assert "nothing yet" in texts(pages.read(run.root, wanted("log"), status([])))[0]
+    no_rank = Request(page="log", rank=None, which=0, times=1)
+    nobody = pages.read(run.root, no_rank, status([]))
+    assert (nobody.title, texts(nobody)) == ("log", ["no rank has started yet"])
     run.rank(1).stdout_log.symlink_to("/dev/zero")
     assert "nothing yet" in texts(pages.read(run.root, wanted("log"), status([])))[0]
 

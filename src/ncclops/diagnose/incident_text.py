@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ncclops.diagnose.incident_report import IncidentReport
+from ncclops.diagnose.log_evidence import REPORTED
 from ncclops.diagnose.stacks_text import StyledLine
 from ncclops.moments import format_moment
 from ncclops.rank_lists import rank_list
@@ -19,6 +20,8 @@ def incident_lines(report: IncidentReport) -> Iterator[StyledLine]:
     for name, text in _facts(report):
         yield ((f"  {name:<9} ", "dim"), (text, ""))
     for line in (report.classification or {}).get("evidence", []):
+        if line["role"] != "cause" and line["file"] == REPORTED:
+            continue  # frames of the culprit's own traceback: "at" and "called" have them
         yield ((f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}", ""),)
     yield from _clusters(report)
     if report.next_steps:

@@ -17,6 +17,8 @@ _WINDOW_BYTES = 1 << 20
 # What a rank writes while it fails is under way when its snapshot is taken.
 _AFTERWARDS_BYTES = 16 << 10
 _SHOWN_LINES = 5
+# In the place of a file, for what a rank has reported itself.
+REPORTED = "exception"
 
 
 def classify_rank(
@@ -36,7 +38,7 @@ def classify_rank(
         skipped[str(path)] = lines_before
         scanner.feed(rank, str(path), data)
     if said:
-        scanner.feed(rank, "exception", f"{said}\n")
+        scanner.feed(rank, REPORTED, f"{said}\n")
     if end is not None:
         scanner.add_exit(rank, code=end.code, signal=end.signal)
     report = scanner.verdict()

@@ -69,7 +69,9 @@ def _said(title: str, why: str) -> Content:
 
 def _log(run_dir: Path, request: Request, status: RunStatus, shown: Path | None) -> Content:
     rank = request.rank
-    files = [] if rank is None else _log_files(run_dir, rank)
+    if rank is None:
+        return _said("log", "no rank has started yet")
+    files = _log_files(run_dir, rank)
     if not files:
         return _said(f"rank {rank}: log", _no_log(rank, status))
     if request.which and shown in files:
@@ -84,7 +86,7 @@ def _log(run_dir: Path, request: Request, status: RunStatus, shown: Path | None)
     return Content(title=title, lines=lambda _: lines, follows=path)
 
 
-def _no_log(rank: int | None, status: RunStatus) -> str:
+def _no_log(rank: int, status: RunStatus) -> str:
     host = next((each.host for each in status.ranks if each.rank == rank), "")
     if host and host != host_name():
         return f"rank {rank} runs on {host}: its log is in the run directory there"
