@@ -96,7 +96,7 @@ def test_the_fork_server_of_before_the_round_serves_its_workers() -> None:
     made = start(facts(1), facts(2), facts(3), external=True)
     told = replace(TWO_OF_THREE, local_addr="10.9.9.9")
     given = round_start.workers_environ(made, told, in_process=True, nproc=8)
-    assert seen_at_import({"HOME": "/home/me"} | given) == {"HOME": "/home/me"}
+    assert seen_at_import({"HOME": "/home/me", **given}) == {"HOME": "/home/me"}
 
 
 def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
@@ -114,6 +114,7 @@ def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
     ("here", "begun", "expected", "line"),
     [
         (["n2"], False, (), "1/2 nodes: n2; waiting for 1"),
+        (["n2"], True, (), "1/2 nodes: n2; waiting for 1"),
         (["n2"], False, ("n1", "n2"), "1/2 nodes: n2; waiting for n1"),
         (["n1", "n2"], False, (), "2/2 nodes: n1 n2; last call for spares"),
         (

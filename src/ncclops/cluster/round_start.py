@@ -89,7 +89,7 @@ def describe_missing(
     ``begun``: a round is under way without us. ``first`` is the node that has named the job.
     """
     present = f"{len(here)}/{rendezvous.active} nodes: {' '.join(here)}"
-    if begun:
+    if begun and len(here) >= rendezvous.active:  # fewer: nodes were lost, and any is needed
         return (
             f"{present}; they have begun, and this node waits to be needed"
             f" (job {rendezvous.job_id} of {first}; another job needs its own --rdzv-id)"
