@@ -144,6 +144,7 @@ def test_the_page_holds_no_secret_and_nothing_that_runs(
     assert "abc123def" not in page
     assert "<img" not in page
     assert page.count("<script") == 2  # the data and the drawing
+    assert "script-src 'sha256-" in page, "and the browser runs no other"
 
 
 class Attributes(HTMLParser):

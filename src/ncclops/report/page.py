@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -78,10 +80,13 @@ def render_preflight(record: PreflightRecord) -> str:
 def _page(title: str, sections: Iterable[str], heat: Heat | None) -> str:
     # A `<` in the data must not end the script element that holds it.
     data = json.dumps(None if heat is None else heat.to_json()).replace("<", "\\u003c")
+    script = f"\n{_asset('heat.js')}\n"  # to the byte what stands in the element
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         title=escape(title),
         style=_asset("style.css"),
-        script=_asset("heat.js"),
+        script=script,
+        digest=digest,
         heat=data,
         body="\n".join(filter(None, sections)),
         version=escape(__version__),
