@@ -50,6 +50,12 @@ def _no_driver(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _no_driver_and_no_lane(machine: Machine, chance: random.Random) -> str:
+    found = _no_driver(machine, chance)
+    machine.needs = replace(machine.needs, gpus=None)
+    return found
+
+
 def _links_down(machine: Machine, chance: random.Random) -> str:
     index = chance.randrange(len(machine.gpus))
     links = [True] * 18
@@ -447,6 +453,7 @@ DEFECTS = (
     Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
     Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),
     Defect("no driver", "gpu.count", (*METAL, "cloud-vm", "cpu"), _no_driver),
+    Defect("no driver, no lane", "gpu.driver", METAL, _no_driver_and_no_lane, WARN),
     Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, gpu_with(recovery_action=1)),
     Defect("an uncorrected error", "gpu.ecc", WITH_GPUS, gpu_with(ecc_uncorrected=2)),
     Defect("an uncorrected error in SRAM", "gpu.ecc", WITH_GPUS, gpu_with(sram_uncorrected=1)),

@@ -49,7 +49,7 @@ def test_nvml_of_a_root_is_used_whatever_its_file_calls_itself(
 ) -> None:
     library = tmp_path / "usr/lib64/libnvidia-ml.so.1"
     library.parent.mkdir(parents=True)
-    build = ["cc", "-shared", "-fPIC", "-xc", "-", *name, "-o", library]
+    build = ["cc", "-shared", "-fPIC", "-xc", "-", *name, "-o", str(library)]
     subprocess.run(build, input=_NVML, text=True, check=True)
     done = subprocess.run(
         [sys.executable, "-c", _COUNT, tmp_path], capture_output=True, text=True, check=True

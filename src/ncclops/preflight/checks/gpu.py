@@ -62,6 +62,8 @@ def driver(check: Check, node: Node) -> Iterator[Finding]:
             yield check.bad(HOST, found.problem)
         elif is_there or _bound(node):
             yield check.unknown(HOST, found.problem)
+        elif _has_no_driver(node) and not in_container(node.files) and (on_bus := _on_bus(node)):
+            yield check.warn(HOST, f"no driver is loaded; PCI shows {on_bus} of NVIDIA's GPUs")
         return
     if found.version is None:
         if node.gpus:
