@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch.distributed as dist
 from ncclops import restart
 from ncclops.restart import _kept_groups
 from ncclops.restart._gloo_sockets import gloo_connections
+from ncclops.testing import note
 from tests.fakegpu.gpus import take_gpu
+from tests.restart.grow_programs import LIMITS
 from tests.restart.scenarios import FAST, Worker
 
 STEPS = 3
@@ -136,3 +140,34 @@ def pairs(worker: Worker) -> Any:
     function.__annotations__["call"] = restart.CallWrapper
     incidents = str(worker.directory / "incidents")
     return worker.wrap(function, incident_dir=incidents, **FAST)()
+
+
+def grows(stop: str) -> Any:
+    """Four ranks in pairs, until the file ``stop`` is there; lost ranks come back."""
+    mine: list[Any] = []
+
+    def regroup(
+        call: restart.CallWrapper, _old: restart.Membership | None, new: restart.Membership
+    ) -> None:
+        call.init_process_group("gloo")
+        groups = [call.new_group([first, first + 1], "gloo") for first in (0, 2)]
+        mine.append(groups[new.rank // 2])
+        total = torch.ones(1)
+        dist.all_reduce(total, group=mine[-1])
+        assert int(total) == 2
+        dist.barrier()
+        note("in", iteration=new.iteration, number=new.rank, same=mine[-1] in mine[:-1])
+
+    def loop() -> None:
+        over = torch.zeros(1)
+        while not over.item():
+            over = torch.tensor([float(dist.get_rank() == 0 and Path(stop).exists())])
+            dist.all_reduce(over)
+            time.sleep(0.02)
+
+    @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
+    def function(call: restart.CallWrapper) -> None:
+        call.keep_going(loop, functools.partial(regroup, call))
+        dist.destroy_process_group()
+
+    return function()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ncclops.testing import JobFactory
 from tests.fakegpu.host import Host
+from tests.restart import pair_programs as programs
 
 from .conftest import Job, lanes
+from .test_grow import entered, kill
 from .test_regrouping import in_incident
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = "tests.restart.pair_programs:pairs"
+PROGRAM = f"{programs.__name__}:pairs"
 
 
 def start(job: Job, size: int, *faults: tuple[str, int, str]) -> Job:
@@ -78,3 +83,18 @@ def test_nccl_keeps_the_communicator(job: Job, host: Host) -> None:
         assert kept(job, rank) == [False, True, False]
     made = [e.fields["ranks"] for e in host.events("nccl-init")]
     assert made.count("2") == 4 + 2, "two pairs at first, and pair 1 after the second fault"
+
+
+def test_a_pair_is_kept_while_a_lost_rank_comes_back_in_another(
+    ncclops_job: JobFactory, tmp_path: Path
+) -> None:
+    stop = tmp_path / "stop"
+    lost = ncclops_job(programs.grows, world_size=4, args=(str(stop),)).start()
+    for iteration in range(3):
+        now = entered(lost, iteration, 4)
+        assert [now[rank].fields["same"] for rank in range(4)] == [False] * 2 + [iteration > 0] * 2
+        if iteration < 2:
+            kill(lost, iteration)
+            lost.replace(iteration)
+    stop.touch()
+    lost.wait()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ from ncclops.restart.regroup import Had, Regrouped, Rung, which_to_keep, why_nev
 
 if TYPE_CHECKING:
     from ncclops.restart.session import Session
+
+# torch names a group by a number: from k + 1 times this on those of iteration k.
+_NAMES = 1_000_000
 
 
 class GroupsBeside:
@@ -62,11 +65,19 @@ class GroupsBeside:
             raise ValueError(f"{ranks=} are not different ranks of the default group")
         number, self._asked_for = self._asked_for, self._asked_for + 1
         made = self._iteration, number
-        why = why_never_kept(backend, is_wrapped=is_wrapped())
-        if why is not None:
-            group = distributed.new_group(
-                ranks, timeout, backend, device_id=device_id, group_desc=group_desc
+
+        def new_group() -> Any:
+            return distributed.new_group(
+                ranks, timeout, backend, device_id=device_id, group_desc=group_desc or None
             )
+
+        why = why_never_kept(
+            backend,
+            is_wrapped=is_wrapped(),
+            all_meet=distributed_c10d._is_barrier_after_init() == 1,
+        )
+        if why is not None:
+            group = new_group()
         elif me and me not in ranks and distributed.group.WORLD.bound_device_id is None:
             return distributed.GroupMember.NON_GROUP_MEMBER  # whatever becomes of it
         else:
@@ -74,7 +85,7 @@ class GroupsBeside:
             before, why = self._agree(number, description, ranks)
             if why is not None:
                 _kept_groups.end(before)
-                group = self._make(made, description, ranks, backend, timeout, device_id)
+                group = self._make(made, description, ranks, new_group)
             else:
                 assert before is not None
                 made, group = before, distributed.GroupMember.NON_GROUP_MEMBER
@@ -114,36 +125,28 @@ class GroupsBeside:
         made: tuple[int, int],
         description: str,
         ranks: Sequence[int],
-        backend: str,
-        timeout: timedelta | None,
-        device_id: torch.device | None,
+        new_group: Callable[[], Any],
     ) -> Any:
-        """As ``torch.distributed.new_group`` does, which takes no store and no name."""
-        me = distributed.get_rank()
-        name = "kept-{}-{}".format(*made)
-        of_gloo = backend.lower() == "gloo"
+        """With a name that no group has had, and over a store of its own. torch takes the name from
+        its count of groups, and the store from what its tables have of the default group."""
+        world, default = distributed_c10d._world, distributed.group.WORLD
+        usual, count = world.pg_map[default], world.group_count
+        is_member, sockets = distributed.get_rank() in ranks, set[int]()
         threads, recorded = _gloo_sockets.gloo_threads(), set(_kept_groups.recorded_of_gloo())
-        timeout = timeout or distributed_c10d._get_default_timeout(backend.lower())
-        store, sockets = None, set[int]()
-        if me in ranks:
+        if is_member:
             store, sockets = self._session.store_for_group_beside()
-            store.set_timeout(timeout)
-        group, _ = distributed_c10d._new_process_group_helper(
-            len(ranks),
-            ranks.index(me) if me in ranks else None,
-            list(ranks),
-            distributed.Backend(backend),
-            store,
-            name,
-            timeout=timeout,
-            device_id=device_id or distributed.group.WORLD.bound_device_id,
-            group_desc=description.partition(" ")[2] or None,
-        )
-        if me not in ranks:
+            store.set_timeout(usual[1].timeout)
+            world.pg_map[default] = usual[0], store
+        world.group_count = (made[0] + 1) * _NAMES + made[1]
+        try:
+            group = new_group()
+        finally:
+            if default in world.pg_map:  # no abort has emptied the tables
+                world.pg_map[default], world.group_count = usual, count
+        if not is_member:
             return group
-        _kept_groups.note_ranks(group, ranks)
-        kept = KeptGroup(made, description, group, name, sockets)
-        if of_gloo:
+        kept = KeptGroup(made, description, group, group.group_name, sockets)
+        if description.startswith("gloo"):
             distributed.barrier(group)  # whereupon the recorder has it
             kept.find_gloo(threads, recorded)
         with self._session.interrupter.atomic():

@@ -53,7 +53,7 @@ _BETWEEN_LOOKS_S = 0.0005
 # Our handles on connections that were shut down.
 _kept: list[socket.socket] = []
 # Epoll instances of groups that outlive a fault: nothing here touches them, unless asked by name.
-left_alone: set[int] = set()
+left_alone: set[int | None] = set()
 
 
 def shut_down_gloo_connections(epolls: Collection[int] | None = None) -> int:
@@ -101,13 +101,13 @@ def release_gloo_connections() -> None:
         _kept.pop().close()
 
 
-def close_gloo_connections(epolls: Collection[int] | None = None) -> None:
-    """Have the Gloo connections of this process closed, which the peers notice.
+def close_gloo_connections() -> None:
+    """Have every Gloo connection of this process closed, which the peers notice.
 
     For a rank that is done with its groups: an operation with one that is not fails there. What
-    this rank has sent arrives before. ``epolls`` as in ``gloo_connections``.
+    this rank has sent arrives before.
     """
-    for sock in _shut_down_for_reading(epolls):
+    for sock in _shut_down_for_reading():
         sock.close()
 
 

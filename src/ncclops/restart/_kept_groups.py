@@ -46,7 +46,7 @@ _LEAVES_WITHIN_S = 1.0
 
 _UNDER_WAY = "an operation of it was under way"
 _MESSAGES = "messages between two ranks (send, recv) were sent in it"
-_NOT_RECORDED = "torch's flight recorder does not have it (TORCH_FR_BUFFER_SIZE, torch 2.8)"
+_NOT_RECORDED = "torch's flight recorder, which is off or too old, does not have it"
 
 
 @dataclass(eq=False)
@@ -112,18 +112,12 @@ class KeptGroup:
         if self.why_not is not None:
             return
         self.why_not = why
-        _gloo_sockets.left_alone.discard(-1 if self.epoll is None else self.epoll)
+        _gloo_sockets.left_alone.discard(self.epoll)
         outlive.discard(self.name)
         if self.out is not None and self.epoll is not None:
             _gloo_sockets.shut_down_gloo_connections({self.epoll})
         elif self.out is not None:
             abort_later(list(backends_of(self.group)), [self.group])
-
-    def end(self) -> None:
-        """It is not used any more, on no rank."""
-        if self.why_not is None and self.out is not None and self.epoll is not None:
-            _gloo_sockets.close_gloo_connections({self.epoll})
-        self.cut("it has ended")
 
 
 _groups: tuple[KeptGroup, ...] = ()
@@ -151,8 +145,7 @@ def add(group: KeptGroup) -> None:
         _groups = (*_groups, group)
         if group.why_not is None:
             outlive.add(group.name)
-            if group.epoll is not None:
-                _gloo_sockets.left_alone.add(group.epoll)
+            _gloo_sockets.left_alone.add(group.epoll)
 
 
 def doubt(group: Any, why: str) -> None:
@@ -283,7 +276,7 @@ def _end(groups: Sequence[KeptGroup]) -> None:
     global _groups
     with _lock:
         for each in groups:
-            each.end()
+            each.cut("it has ended")
         _groups = tuple(each for each in _groups if each not in groups)
 
 

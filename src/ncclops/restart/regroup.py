@@ -87,8 +87,13 @@ def why_not_shrunk(
     return _WRAPPED if is_wrapped else None
 
 
-def why_never_kept(backend: str, *, is_wrapped: bool) -> str | None:
-    """Why no group of ``backend`` is kept, beside the default one; ``None``: it may be."""
+def why_never_kept(backend: str, *, is_wrapped: bool, all_meet: bool) -> str | None:
+    """Why no group of ``backend`` is kept, beside the default one; ``None``: it may be.
+
+    ``all_meet``: all ranks wait for each other whenever a group is made.
+    """
+    if all_meet:
+        return "TORCH_DIST_INIT_BARRIER=1 has ranks that are no members wait for it"
     if backend.lower() not in ("gloo", "nccl"):
         return f"groups of {backend} are not kept, only of gloo and of nccl"
     return _WRAPPED if is_wrapped else None
