@@ -47,7 +47,8 @@ def backends() -> Iterator[list[Any]]:
     begun.append(begin(made[1]))
     for work in begun:
         work.wait()
-    kept = KeptGroup((0, 0), "gloo ", made[0], "a", set(), _gloo_sockets.epoll_of(thread), number)
+    epoll = _gloo_sockets.epoll_of(thread)
+    kept = KeptGroup((0, 0), "gloo ", made[0], "a", set(), 0, epoll, number)
     _kept_groups.add(kept)
     yield [made[0], made[1]]
     _kept_groups.drop()

@@ -48,7 +48,7 @@ class GroupsBeside:
 
     def end_unused(self) -> None:
         """All have been asked for that are to be there."""
-        _kept_groups.end_unused(self._oldest)
+        _kept_groups.end_unused(self._iteration, self._oldest)
 
     def new_group(
         self,
@@ -91,7 +91,7 @@ class GroupsBeside:
                 made, group = before, distributed.GroupMember.NON_GROUP_MEMBER
                 if me in ranks:
                     with self._session.interrupter.atomic():
-                        group = _kept_groups.adopt(before, ranks)
+                        group = _kept_groups.adopt(before, ranks, self._iteration)
         if me == 0:
             self._oldest = made[0] if self._oldest is None else min(self._oldest, made[0])
         self.outcomes.append(
@@ -115,7 +115,7 @@ class GroupsBeside:
         def decide(said: Sequence[bytes]) -> str:
             return json.dumps(which_to_keep(description, ranks, list(map(Had.from_json, said))))
 
-        said = Had.to_json(_kept_groups.had()) if me in ranks else None
+        said = Had.to_json(_kept_groups.had(self._iteration)) if me in ranks else None
         store = distributed.PrefixStore(f"beside/{number}", default)
         made, why = json.loads(decided(store, me, ranks, "had", "plan", said, decide))
         return None if made is None else tuple(made), why
@@ -145,7 +145,7 @@ class GroupsBeside:
                 world.pg_map[default], world.group_count = usual, count
         if not is_member:
             return group
-        kept = KeptGroup(made, description, group, group.group_name, sockets)
+        kept = KeptGroup(made, description, group, group.group_name, sockets, made[0])
         if description.startswith("gloo"):
             distributed.barrier(group)  # whereupon the recorder has it
             kept.find_gloo(threads, recorded)

@@ -53,7 +53,7 @@ _NOT_RECORDED = "torch's flight recorder, which is off or too old, does not have
 class KeptGroup:
     """``made`` as in ``regroup.Had``; ``group`` and ``name`` as torch has them.
 
-    ``sockets``: those of its connection to the store. Of Gloo, ``epoll`` is the instance in which
+    ``used_in`` is the latest iteration that it was asked for in. ``sockets``: those of its connection to the store. Of Gloo, ``epoll`` is the instance in which
     its connections are registered, and ``number`` the recorder's.
     """
 
@@ -62,6 +62,7 @@ class KeptGroup:
     group: Any
     name: str
     sockets: set[int]
+    used_in: int
     epoll: int | None = None
     number: str | None = None
     why_not: str | None = None
@@ -216,8 +217,8 @@ def end_waits() -> None:
 # --- when the members of an iteration are known: main thread --------------------------------------
 
 
-def had() -> Sequence[Had]:
-    """What there is of before the fault, and has not been put back."""
+def had(iteration: int) -> Sequence[Had]:
+    """What there is of before ``iteration``, and has not been put back."""
     return [
         Had(
             each.made,
@@ -228,11 +229,11 @@ def had() -> Sequence[Had]:
             each.why_not or each.why_not_idle() or each.why_disconnected(),
         )
         for each in _groups
-        if each.out is not None or each.why_not is not None
+        if each.used_in < iteration
     ]
 
 
-def adopt(made: tuple[int, int], ranks: Sequence[int]) -> Any:
+def adopt(made: tuple[int, int], ranks: Sequence[int], iteration: int) -> Any:
     """The group that was ``made`` then, back in torch's tables: its members are ``ranks`` now.
 
     In an atomic section.
@@ -240,7 +241,7 @@ def adopt(made: tuple[int, int], ranks: Sequence[int]) -> Any:
     (found,) = (each for each in _groups if each.made == made)
     assert found.out is not None
     found.out.put_back()
-    found.out = None
+    found.out, found.used_in = None, iteration
     note_ranks(found.group, ranks)
     return found.group
 
@@ -257,11 +258,11 @@ def end(made: tuple[int, int] | None) -> None:
 
 
 @holds_a_lock
-def end_unused(in_use_since: int | None) -> None:
-    """End those that were not put back. No group that is in use was made before ``in_use_since``,
-    an iteration; ``None``: that is not known."""
+def end_unused(iteration: int, in_use_since: int | None) -> None:
+    """End those that were not asked for in ``iteration``. No group that is in use was made before
+    ``in_use_since``, another one; ``None``: that is not known."""
     global _in_use_since
-    _end([each for each in _groups if each.out is not None or each.why_not is not None])
+    _end([each for each in _groups if each.used_in < iteration])
     if in_use_since is not None:
         _in_use_since = in_use_since
 
