@@ -21,6 +21,7 @@ def test_the_restart_says_what_became_of_the_group() -> None:
         RestartEvent(iteration=3, cause="d"),
         RestartEvent(iteration=4, cause="e", ranks_lost=[2]),
         RegroupedEvent(iteration=4, rung="shrunk", world_size=2, ms=4.0),
+        RegroupedEvent(iteration=4, group="a (0, 1)", rung="kept", world_size=2, ms=4.0),
     ]
     assert [step.what for step in tried(events)] == [
         "restart 1 in place, its group reconfigured",
@@ -28,6 +29,9 @@ def test_the_restart_says_what_became_of_the_group() -> None:
         "restart 3 in place",
         "restart 4 in place, without rank 2, its group shrunk",
     ]
+
+
+ALL = [("default", "shrunk"), ("a (1, 2)", "kept"), ("b (3)", "kept"), ("pair (0)", "anew")]
 
 
 class Counted(list[Event]):
@@ -48,17 +52,21 @@ def test_twice_as_many_restarts_are_twice_the_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "said"),
+    ("groups", "said"),
     [
-        (GroupRecord(group="default", rung="reconfigured"), "was reconfigured in place"),
-        (GroupRecord(group="default", rung="shrunk"), "was shrunk in place"),
-        (GroupRecord(group="default", rung="anew", why="c"), "was made anew (c)"),
+        ([GroupRecord(group="default", rung="reconfigured")], "was reconfigured in place"),
+        ([GroupRecord(group="default", rung="shrunk")], "was shrunk in place"),
+        ([GroupRecord(group="default", rung="anew", why="c")], "was made anew (c)"),
+        (
+            [GroupRecord(group=name, rung=rung) for name, rung in ALL],
+            "was shrunk in place; the pair (0) group was made anew; 2 that lost nobody were kept",
+        ),
     ],
 )
-def test_the_decision_on_an_incident_has_it(group: GroupRecord, said: str) -> None:
+def test_the_decision_on_an_incident_has_it(groups: list[GroupRecord], said: str) -> None:
     incident = IncidentRecord(
         iteration=0, cause="exception", summary="a", first_faulty_rank=0, at=10.0,
-        world_size_before=2, world_size=2, rank_before=0, rank=0, groups=[group],
+        world_size_before=2, world_size=2, rank_before=0, rank=0, groups=groups,
     )  # fmt: skip
     decision = decision_on(incident, [RestartEvent(ts=11.0, iteration=1)])
     assert decision.why == f"every rank was healthy and came back; the default group {said}"

@@ -8,12 +8,15 @@ import pytest
 
 from ncclops.restart.ledger import is_outdated
 from ncclops.restart.regroup import (
+    Had,
     Offer,
     Plan,
     Regrouped,
     Rung,
     failure_of,
     plan_for,
+    which_to_keep,
+    why_never_kept,
     why_not_in_place,
     why_not_shrunk,
 )
@@ -188,3 +191,60 @@ def test_a_group_that_has_come_from_another_one_uses_the_keys_of_that(
         if is_outdated(f"{number}/shrinkable/0/once/0//cuda//0:1", 4, kept_since)
     ]
     assert found == outdated
+
+
+@pytest.mark.parametrize(
+    ("number", "outdated"),
+    [(1, True), (2, False), (4, False)],
+)
+def test_a_group_beside_it_uses_its_keys_while_it_is_kept(number: int, outdated: bool) -> None:
+    key = f"{number}/beside/2000000/0//cuda//0:1"
+    assert is_outdated(key, 4, beside_since=2) == outdated
+    assert not is_outdated(key, 4), "another rank knows what is in use"
+
+
+def test_which_groups_are_kept_at_all() -> None:
+    assert why_never_kept("gloo", is_wrapped=False, all_meet=False) is None
+    assert why_never_kept("NCCL", is_wrapped=False, all_meet=False) is None
+    assert why_never_kept("cpu:gloo,cuda:nccl", is_wrapped=False, all_meet=False) is not None
+    assert why_never_kept("gloo", is_wrapped=True, all_meet=False) is not None
+    assert why_never_kept("gloo", is_wrapped=False, all_meet=True) is not None
+
+
+def pair(number: int, rank: int, size: int = 2, **fields: Any) -> Had:
+    """What a member has of a group that was made in iteration 3."""
+    return Had((3, number), "gloo tp", rank, size, **fields)
+
+
+@pytest.mark.parametrize(
+    ("had", "kept", "why"),
+    [
+        ([[pair(0, 0)], [pair(0, 1)]], (3, 0), None),
+        ([[], []], None, "no rank had a group"),
+        # A rank was lost, is new, or has changed its place.
+        ([[pair(0, 0, 3)], [pair(0, 1, 3)]], None, "no group of before has just these members"),
+        ([[pair(0, 0)], []], None, "no group of before has just these members"),
+        ([[pair(0, 1)], [pair(0, 0)]], None, "no group of before has just these members"),
+        # Of several the first that was made, also where that is of no use.
+        ([[pair(1, 0), pair(0, 0)], [pair(0, 1), pair(1, 1)]], (3, 0), None),
+        ([[pair(0, 0), pair(1, 0)], [pair(1, 1)]], (3, 1), None),
+        (
+            [[pair(0, 0), pair(1, 0)], [pair(0, 1, why_not="busy"), pair(1, 1)]],
+            (3, 0),
+            "rank 7: busy",
+        ),
+        (
+            [[pair(0, 0, begun=4)], [pair(0, 1, begun=5)]],
+            (3, 0),
+            "ranks 4 and 7 have begun different numbers of operations in it",
+        ),
+    ],
+)
+def test_which_group_of_before_two_ranks_keep(
+    had: list[list[Had]], kept: tuple[int, int] | None, why: str | None
+) -> None:
+    said = [Had.from_json(Had.to_json(of_rank)) for of_rank in had]
+    found, reason = which_to_keep("gloo tp", [4, 7], said)
+    assert found == kept
+    assert (reason or "").startswith(why or "") and (reason is None) == (why is None)
+    assert which_to_keep("gloo dp", [4, 7], said)[0] is None

@@ -120,7 +120,7 @@ def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> Decis
 
 def _restarted(incident: IncidentRecord) -> DecisionTaken:
     returned, went_on = incident.ranks_returned, incident.world_size
-    groups = "".join(f"; {_of_group(group)}" for group in incident.groups)
+    groups = _of_groups(incident.groups)
     lost = [rank for rank in incident.ranks_lost if rank not in returned]
     if not lost and not returned:
         return DecisionTaken(
@@ -136,6 +136,14 @@ def _restarted(incident: IncidentRecord) -> DecisionTaken:
     else:
         of = f"on {went_on} ranks, {ranks_named(returned)} in a new process"
     return DecisionTaken(f"restarted in place, {of}", "; ".join(reasons) + groups)
+
+
+def _of_groups(groups: Sequence[GroupRecord]) -> str:
+    """How they have come to their members; those that lost nobody in one clause."""
+    said = [_of_group(group) for group in groups if group.rung != "kept"]
+    if kept := len(groups) - len(said):
+        said.append(f"{kept} that lost nobody {'was' if kept == 1 else 'were'} kept")
+    return "".join(f"; {each}" for each in said)
 
 
 def _of_group(group: GroupRecord) -> str:

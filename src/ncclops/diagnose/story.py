@@ -258,7 +258,7 @@ def _groups_after(events: Sequence[Event]) -> dict[int, str]:
     until_next: dict[int | None, str] = {}
     for number in range(len(events) - 1, -1, -1):
         match events[number]:
-            case RegroupedEvent(rung=rung, iteration=iteration):
+            case RegroupedEvent(group="default", rung=rung, iteration=iteration):
                 became = "made anew" if rung == "anew" else rung
                 until_next[iteration] = f", its group {became}"
             case RestartEvent(iteration=iteration):

@@ -469,14 +469,17 @@ class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
 
 
 class RegroupedEvent(Event, tag="regrouped", frozen=True, kw_only=True):
-    """After a restart in place, the default group of a script that keeps going has come to its
-    members (`init_process_group` of `CallWrapper`)."""
+    """After a restart in place, a group of a script that keeps going has come to its members
+    (`init_process_group` and `new_group` of `CallWrapper`)."""
 
     iteration: int
     """restarts in place so far"""
+    group: str = "default"
+    """default: all ranks; another one by its description, or backend, and its ranks"""
     rung: str
     """reconfigured: the group is the one of before; shrunk: it was made of the communicator of
-    before; anew: it was made anew"""
+    before; kept: it lost nobody, and is the one of before with its connections; anew: it was made
+    anew"""
     why: str | None = None
     """why it was made anew"""
     world_size: int

@@ -21,7 +21,7 @@ from weakref import ref
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets, _kept_group
+from ncclops.restart import _gloo_sockets, _kept_group, _kept_groups
 from ncclops.restart._addresses import one_short_query, resolve
 from ncclops.restart._process import keep_alive
 from ncclops.restart._relay_client import RelayClients, RelayedStore
@@ -182,8 +182,8 @@ class Connections:
         return self._for_group("shrinkable", iteration)
 
     def _for_group(self, kind: str, iteration: int) -> Store:
-        prefix = f"{self._prefix}/{iteration}/{kind}/{self._groups_made}"
-        return PrefixStore(prefix, self._unkept())
+        store, _ = self._unkept()
+        return PrefixStore(f"{self._prefix}/{iteration}/{kind}/{self._groups_made}", store)
 
     def for_kept_group(self, iteration: int) -> Store:
         """For the default group that is made in ``iteration``, and may outlive it.
@@ -191,20 +191,28 @@ class Connections:
         Over a connection of its own, which is shut down like that of ``for_groups``, but only where
         the main thread waits on it.
         """
-        before = _inodes()
-        store = self._unkept()
-        self._of_kept_group = _inodes() - before
+        store, self._of_kept_group = self._unkept()
         return PrefixStore(f"{self._prefix}/{iteration}/kept/{self._groups_made}", store)
 
-    def _unkept(self) -> Store:
-        """A connection that does not count as our own."""
+    def for_group_beside(self, iteration: int) -> tuple[Store, set[int]]:
+        """For a group that is made beside the default one in ``iteration``, and may outlive it.
+
+        Over a connection of its own, whose sockets come with it: once the group is made they are
+        ``_kept_groups``' to tell, and no wait that is ended shuts them down.
+        """
+        store, sockets = self._unkept()
+        return PrefixStore(f"{self._prefix}/{iteration}/beside", store), sockets
+
+    def _unkept(self) -> tuple[Store, set[int]]:
+        """A connection that does not count as our own, and its sockets."""
         with self._connecting:  # or it would be taken for our own, which are never shut down
             before = _inodes()
             store = self._clone()
-            for sock in _gloo_sockets.handles_on(_inodes() - before):
+            sockets = _inodes() - before
+            for sock in _gloo_sockets.handles_on(sockets):
                 with sock:
                     keep_alive(sock)
-        return store
+        return store, sockets
 
     def group_is_made(self) -> None:
         """A default group has been made with what ``for_groups`` has returned last."""
@@ -212,7 +220,8 @@ class Connections:
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
-        keep = self._kept_sockets()
+        _kept_groups.end_waits()
+        keep = self._kept_sockets() | _kept_groups.sockets()
         if _is_making_a_group(frame):
             _kept_group.cut()
         else:

@@ -16,7 +16,8 @@ from weakref import ref
 import torch
 from torch import distributed
 
-from ncclops.restart._groups import _backends_of, _has_watchdog
+from ncclops.restart import _kept_groups
+from ncclops.restart._groups import _has_watchdog, backends_of
 from ncclops.restart.exception import RestartError
 
 _GROUPS = "_ncclops_groups"  # of a graph: weak references to groups, and their names
@@ -47,6 +48,8 @@ def refuse_graphs_over_dead_groups(graph_class: Any = None) -> None:
         used = [each for each, number in _numbers().items() if before.get(each, 0) != number]
         setattr(graph, _GROUPS, [(each, getattr(each(), "group_desc", "")) for each in used])
         setattr(graph, _BEFORE, {})
+        for each in used:
+            _kept_groups.doubt(each(), "a CUDA graph holds operations of it")
         return end(graph, *args, **kwargs)
 
     def checked_replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,5 +75,5 @@ def _numbers() -> dict[ref[Any], int]:
     return {
         ref(group): group._get_sequence_number_for_group()
         for group in list(distributed.distributed_c10d._world.pg_map)
-        if any(map(_has_watchdog, _backends_of(group)))
+        if any(map(_has_watchdog, backends_of(group)))
     }

@@ -52,23 +52,25 @@ _BETWEEN_LOOKS_S = 0.0005
 
 # Our handles on connections that were shut down.
 _kept: list[socket.socket] = []
+# Epoll instances of groups that outlive a fault: nothing here touches them, unless asked by name.
+left_alone: set[int | None] = set()
 
 
-def shut_down_gloo_connections() -> int:
-    """Shut down every Gloo connection of this process; returns how many there were.
+def shut_down_gloo_connections(epolls: Collection[int] | None = None) -> int:
+    """Shut down the Gloo connections of this process; returns how many there were.
 
-    The descriptors stay open: they are Gloo's to close. The peers notice only when
-    ``release_gloo_connections`` is called.
+    ``epolls`` as in ``gloo_connections``. The descriptors stay open: they are Gloo's to close. The
+    peers notice only when ``release_gloo_connections`` is called.
     """
-    shut_down = _shut_down_for_reading()
+    shut_down = _shut_down_for_reading(epolls)
     _kept.extend(shut_down)
     return len(shut_down)
 
 
-def _shut_down_for_reading() -> list[socket.socket]:
-    """Our own handles on the Gloo connections of this process, which Gloo takes for ended now."""
+def _shut_down_for_reading(epolls: Collection[int] | None = None) -> list[socket.socket]:
+    """Our own handles on Gloo connections of this process, which Gloo takes for ended now."""
     done = []
-    for sock in gloo_connections():
+    for sock in gloo_connections(epolls):
         if _shut_down(sock, socket.SHUT_RD):
             done.append(sock)
         else:
@@ -76,10 +78,13 @@ def _shut_down_for_reading() -> list[socket.socket]:
     return done
 
 
-def gloo_connections() -> list[socket.socket]:
-    """Our own handles on the Gloo connections of this process; to be closed."""
+def gloo_connections(epolls: Collection[int] | None = None) -> list[socket.socket]:
+    """Our own handles on the Gloo connections of this process; to be closed.
+
+    ``epolls`` are the instances that they are registered in; ``None``: all but ``left_alone``.
+    """
     found = []
-    for epoll in _gloo_epolls():
+    for epoll in _gloo_epolls() - left_alone if epolls is None else epolls:
         sockets = _tcp_sockets(_registered_with_pointer(epoll))
         are_gloos = any(map(_listens, sockets))
         for sock in sockets:
@@ -106,6 +111,20 @@ def close_gloo_connections() -> None:
         sock.close()
 
 
+def gloo_threads() -> set[int]:
+    """The threads of Gloo's devices; none where this torch does not name them."""
+    return {task for task, name in names_of_threads().items() if name == _THREAD_NAME}
+
+
+def epoll_of(task: int) -> int | None:
+    """The epoll instance of one of ``gloo_threads``, which its group alone uses."""
+    for _ in range(_LOOKS):
+        if (epoll := _epoll_of(task)) is not None:
+            return epoll
+        time.sleep(_BETWEEN_LOOKS_S)
+    return None
+
+
 def answer_gloo_rendezvous(numbers: Collection[int]) -> int:
     """End the waits of Gloo groups being made for connections with these ``numbers``.
 
@@ -115,7 +134,7 @@ def answer_gloo_rendezvous(numbers: Collection[int]) -> int:
     are connected already are not affected. Returns how many listeners there were.
     """
     listeners = 0
-    for epoll in _gloo_epolls():
+    for epoll in _gloo_epolls() - left_alone:
         for sock in _tcp_sockets(_registered_with_pointer(epoll)):
             with sock, contextlib.suppress(OSError):
                 if _listens(sock):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any
@@ -73,14 +73,15 @@ def forget_failed_groups() -> None:
     _hooks.clear()
     makers_of_groups.clear()
     global _newest_ended
-    _newest_ended = max(_recorded_groups(), default=-1)
+    _newest_ended = max(recorded_groups(), default=-1)
 
 
 def _empty_tables() -> None:
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
-    kept = _kept_group.Entries()
+    default = _kept_group.kept()
+    kept = None if default is None else _kept_group.Entries(default.group)
     if distributed.is_initialized():
         distributed_c10d._update_default_pg(None)
     for name in _TABLES:
@@ -91,7 +92,9 @@ def _empty_tables() -> None:
     if unregister is not None:
         unregister()
     world.group_count = 0
-    kept.put_back()
+    if kept is not None:
+        kept.put_back()
+        distributed_c10d._update_default_pg(kept.group)
 
 
 # What is to happen before an abort ends waits of the main thread without an error. Set in the
@@ -111,7 +114,7 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     backends = _backends() + _backends_in_the_making(main_thread)
     watched = [backend for backend in backends if _has_watchdog(backend)]
     to_end = [each for each in groups if _is_first_to_end(each)]
-    ending = [b for each in groups if each not in to_end for b in _backends_of(each)]
+    ending = [b for each in groups if each not in to_end for b in backends_of(each)]
     backends = [b for b in backends if not (_has_watchdog(b) and b in ending)]
     global aborted_nccl, _members
     aborted_nccl, ranks = bool(watched), distributed_c10d._world.pg_group_ranks
@@ -259,11 +262,12 @@ def _backends() -> list[Any]:
     """Each backend object of each group once; groups may share them."""
     found: dict[int, Any] = {}
     for group in list(distributed_c10d._world.pg_map):
-        found |= {id(backend): backend for backend in _backends_of(group)}
+        found |= {id(backend): backend for backend in backends_of(group)}
     return list(found.values())
 
 
-def _backends_of(group: Any) -> Iterator[Any]:
+def backends_of(group: Any) -> Iterator[Any]:
+    """The backend objects of ``group``, one for each kind of device."""
     for device in getattr(group, "_device_types", ()):
         with contextlib.suppress(RuntimeError):
             backend = group._get_backend(torch.device(device))
@@ -278,11 +282,17 @@ def nccl_error() -> str | None:
     finds, and the ranks wait. Before torch 2.7 nothing else says so.
     """
     for group in list(distributed_c10d._world.pg_map):
-        for backend in _backends_of(group):
-            if _has_watchdog(backend) and hasattr(backend, "get_error"):
-                error = backend.get_error().name
-                if error in _NCCL_ERRORS:
-                    return f"NCCL reports an error of group {group.group_desc} ({error})"
+        for backend in backends_of(group):
+            if (error := error_of(backend)) is not None:
+                return f"NCCL reports an error of group {group.group_desc} ({error})"
+    return None
+
+
+def error_of(backend: Any) -> str | None:
+    """Likewise, of one backend."""
+    if _has_watchdog(backend) and hasattr(backend, "get_error"):
+        error: str = backend.get_error().name
+        return error if error in _NCCL_ERRORS else None
     return None
 
 
@@ -293,8 +303,16 @@ def has_pending_operation() -> bool:
     all the same. The recorder's counts do not tell: messages and collectives are numbered apart,
     and counted together. Asks CUDA about operations that are pending.
     """
-    recorded = _recorded(with_operations=True).get("entries", ())
-    return any(operation["pg_id"] > _newest_ended for operation in recorded)
+    return any(
+        operation["pg_id"] > _newest_ended or operation["process_group"][0] in outlive
+        for operation in pending_operations()
+    )
+
+
+def pending_operations() -> Sequence[dict[str, Any]]:
+    """Operations of NCCL that have not ended, as torch's flight recorder has them."""
+    found: Sequence[dict[str, Any]] = _recorded(with_operations=True).get("entries", ())
+    return found
 
 
 def may_have_pending_operation() -> bool:
@@ -302,14 +320,16 @@ def may_have_pending_operation() -> bool:
 
     It is off with ``TORCH_FR_BUFFER_SIZE=0``, which torch 2.7 to 2.10 have as default.
     """
-    return has_pending_operation() or not _recorded_groups()
+    return has_pending_operation() or not recorded_groups()
 
 
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
 _newest_ended = -1
+# The names of such groups that have not ended: see ``_kept_groups``.
+outlive: set[str] = set()
 
 
-def _recorded_groups() -> list[int]:
+def recorded_groups() -> list[int]:
     """The recorder's numbers of the NCCL groups of this process; of ended ones as well."""
     return list(map(int, _recorded().get("pg_status", ())))
 
@@ -476,7 +496,7 @@ def leave_groups_to_the_kernel() -> None:
         return
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     watched = {
-        g: [b for b in _backends_of(g) if _has_watchdog(b)] for g in distributed_c10d._world.pg_map
+        g: [b for b in backends_of(g) if _has_watchdog(b)] for g in distributed_c10d._world.pg_map
     }
     groups = [group for group, found in watched.items() if found and _is_first_to_end(group)]
     if groups:
@@ -508,7 +528,7 @@ def finish_operations_before_groups_end() -> None:
         return  # up to torch 2.6 a group's end aborts its operations
 
     def wait_and_shut_down(group: Any) -> None:
-        if any(map(_has_watchdog, _backends_of(group))):
+        if any(map(_has_watchdog, backends_of(group))):
             with contextlib.suppress(RuntimeError):  # torch's second engine cannot
                 group._wait_for_pending_works()
             if not _is_first_to_end(group):

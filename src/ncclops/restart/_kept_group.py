@@ -104,33 +104,43 @@ def end_others() -> None:
 
 
 # Tables that have groups as keys.
-_BY_GROUP = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag")
+_BY_GROUP = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "pg_flight_recorder_hooks",
+)
 
 
 class Entries:
-    """What torch's tables have of the kept group, to be put back after they have been emptied."""
+    """What torch's tables have of ``group``, to be put back after it has been taken out of them."""
 
-    def __init__(self) -> None:
-        self._kept = kept()
-        self._of_group: dict[str, Any] = {}
-        self._tags: list[str] = []
-        if self._kept is not None:
-            group, world = self._kept.group, distributed_c10d._world
-            tables = {name: getattr(world, name, {}) for name in _BY_GROUP}
-            self._of_group = {n: table[group] for n, table in tables.items() if group in table}
-            self._tags = [tag for tag, groups in world.tags_to_pg.items() if group in groups]
+    def __init__(self, group: Any) -> None:
+        world = distributed_c10d._world
+        tables = {name: getattr(world, name, {}) for name in _BY_GROUP}
+        self.group = group
+        self._of_group = {n: table[group] for n, table in tables.items() if group in table}
+        self._tags = [tag for tag, groups in world.tags_to_pg.items() if group in groups]
+
+    def take_out(self) -> None:
+        """Have torch not know the group any more."""
+        world = distributed_c10d._world
+        for name in self._of_group:
+            getattr(world, name).pop(self.group, None)
+        for tag in self._tags:
+            world.tags_to_pg[tag] = [g for g in world.tags_to_pg[tag] if g is not self.group]
+        torch._C._distributed_c10d._unregister_process_group(self._of_group["pg_names"])
 
     def put_back(self) -> None:
         """As torch's own functions had left them."""
-        if self._kept is None:
-            return
-        group, world = self._kept.group, distributed_c10d._world
+        group, world = self.group, distributed_c10d._world
         for name, value in self._of_group.items():
             getattr(world, name)[group] = value
         for tag in self._tags:
-            world.tags_to_pg[tag] = [group]
+            world.tags_to_pg.setdefault(tag, []).append(group)
         torch._C._distributed_c10d._register_process_group(self._of_group["pg_names"], group)
-        distributed_c10d._update_default_pg(group)
 
 
 def note_members(group: Any, store: Store) -> None:

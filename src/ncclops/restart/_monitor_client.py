@@ -17,6 +17,7 @@ from datetime import timedelta
 from traceback import format_stack
 from typing import Any
 
+from ncclops.restart import _kept_groups
 from ncclops.restart._groups import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors
@@ -115,8 +116,9 @@ class MonitorClient:
             if keys:
                 self._reporter.submit(lambda ledger: delete_some(ledger, keys))
 
+        since = store_in_use(), _kept_groups.in_use_since()
         self._reporter.submit(
-            lambda ledger: delete_some(ledger, ledger.outdated(iteration, store_in_use()))
+            lambda ledger: delete_some(ledger, ledger.outdated(iteration, *since))
         )
 
     # --- the ring (main thread) ---------------------------------------------------------------

@@ -128,7 +128,7 @@ class Regrouping:
             self._backend,
             torch_version=torch.__version__,
             has_reconfigure=_has_reconfigure(),
-            is_wrapped=_is_wrapped(),
+            is_wrapped=is_wrapped(),
         )
         kept = _kept_group.kept()
         handle = None if why_not is not None or kept is None else _handle(kept.group)
@@ -143,7 +143,7 @@ class Regrouping:
             can_shrink=_shrinking.can_shrink(),
             nccl_version=torch.cuda.nccl.version(),
             has_device=self._device_id is not None,
-            is_wrapped=_is_wrapped(),
+            is_wrapped=is_wrapped(),
             watchdog_ends_groups=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
         )
         parent = _shrinking.revoked()
@@ -154,16 +154,7 @@ class Regrouping:
         self, each: str, all_: str, said: str, decide: Callable[[Sequence[bytes]], str]
     ) -> bytes:
         """What rank 0 makes of what every rank has said."""
-        self._store.set(f"{each}/{self._rank}", said)
-        if self._rank == 0:
-            keys = [f"{each}/{rank}" for rank in range(self._size)]
-            if self._store.has_extended_api():
-                found = self._store.multi_get(keys)
-            else:
-                found = [self._store.get(key) for key in keys]
-            self._store.set(all_, decide(found))
-        decided: bytes = self._store.get(all_)
-        return decided
+        return decided(self._store, self._rank, range(self._size), each, all_, said, decide)
 
     def _reconfigure(self, handles: Sequence[str]) -> str | None:
         """Reconfigure the default group, on all ranks or none: why none, or ``None``."""
@@ -253,6 +244,32 @@ def _end_shrunk(parent: _shrinking.Parent, child: Any = None) -> None:
     abort_later(backends, [parent.group])
 
 
+def decided(
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    each: str,
+    all_: str,
+    said: str | None,
+    decide: Callable[[Sequence[bytes]], str],
+) -> bytes:
+    """What rank 0 makes of what each of ``ranks`` has said below ``each``; found in ``all_``.
+
+    ``said`` is what this one says, ``None``: it is none of them.
+    """
+    if said is not None:
+        store.set(f"{each}/{rank}", said)
+    if rank == 0:
+        keys = [f"{each}/{member}" for member in ranks]
+        if store.has_extended_api():
+            found = store.multi_get(keys)
+        else:
+            found = [store.get(key) for key in keys]
+        store.set(all_, decide(found))
+    result: bytes = store.get(all_)
+    return result
+
+
 def _plan_for(said: Sequence[bytes]) -> Plan:
     return plan_for([Offer.from_json(text) for text in said])
 
@@ -281,7 +298,8 @@ def _torch(name: str) -> Any:
     return getattr(distributed_c10d, name)
 
 
-def _is_wrapped() -> bool:
+def is_wrapped() -> bool:
+    """Whether torch puts a wrapper around each backend."""
     return distributed.get_debug_level() is distributed.DebugLevel.DETAIL
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from ncclops.restart import _kept_groups
 from ncclops.restart._gloo_sockets import shut_down_gloo_connections
 from ncclops.restart._groups import abort_groups
 from ncclops.restart.log import logged
@@ -35,6 +36,8 @@ class Abort(ABC):
 class AbortTorchDistributed(Abort):
     """Aborts all process groups, whatever their backend, and destroys them.
 
+    But for those of ``CallWrapper.new_group`` of which no operation is under way.
+
     ``torch_fr_trace_path``: where to leave torch's flight-recorder trace before, for
     ``torchfrtrace``: a directory, which gets ``nccl_trace_rank_<rank>``, or a prefix, which the
     rank is appended to.
@@ -50,6 +53,8 @@ class AbortTorchDistributed(Abort):
         if self.torch_fr_trace_path is not None and distributed.is_initialized():
             with logged("writing the flight-recorder trace"):
                 _dump_trace(self.torch_fr_trace_path, state)
+        with logged("looking which groups can be kept"):
+            _kept_groups.spare()
         # Also when no group is initialised: the main thread may be blocked in making the first.
         with logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()

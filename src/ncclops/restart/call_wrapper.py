@@ -11,9 +11,9 @@ import resource
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -169,6 +169,32 @@ class CallWrapper:
         return self._going.regroup(
             backend, timeout=timeout, within=within, device_id=device_id, shrink=shrink
         )
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        backend: str,
+        *,
+        timeout: timedelta | None = None,
+        device_id: torch.device | None = None,
+        group_desc: str = "",
+    ) -> Any:
+        """A group of ``ranks``, in ``on_membership``, once the default group is made.
+
+        In place of ``torch.distributed.new_group``, on all ranks of the default group, for the same
+        groups in the same order; ``ranks`` are its ranks. After a fault, a group of Gloo or NCCL
+        that has these members, of which no operation was under way on any of them, is kept: the
+        object of before, with its connections. Otherwise it is made anew. A group that is not asked
+        for any more is ended when ``on_membership`` returns.
+
+        ``group_desc`` tells apart groups of the same members; ``timeout`` and ``device_id`` are of
+        a group that is made, as torch has them. Returns the group; on other ranks what torch
+        returns there. Raises ``ValueError`` for ranks that are not there or come twice,
+        ``RuntimeError`` outside ``on_membership``, and what torch raises.
+        """
+        if self._going is None:
+            raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
+        return self._going.new_group(ranks, backend, timeout, device_id, group_desc)
 
     @property
     def unfinished(self) -> frozenset[int] | None:

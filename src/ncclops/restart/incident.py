@@ -233,7 +233,7 @@ class Account:
 
     ``on_incident`` gets each incident; ``directories`` is where one rank of each host writes it.
 
-    ``on_regrouped`` is called on the rank that speaks for all, once the default group has its new
+    ``on_regrouped`` is called on the rank that speaks for all, for each group that has its new
     members.
 
     ``on_lost`` is called on rank 0 for each rank that was lost: with the incident's directory,
@@ -300,19 +300,22 @@ class Account:
             restart.phases_ms["enter"] = 1000 * (time.monotonic() - self._assigned_at)
             self._report(restart, state)
 
-    def regrouped(self, regrouped: Regrouped) -> None:
-        """The default group has come to the members of the iteration that has begun."""
+    def regrouped(self, regrouped: Sequence[Regrouped]) -> None:
+        """Groups have come to the members of the iteration that has begun."""
         incident = self._reported
-        if incident is None or incident.iteration != regrouped.iteration - 1:
+        if incident is None or incident.iteration != regrouped[0].iteration - 1:
             return  # the first time, or on a rank that is new
-        log.info("%s", regrouped)
-        self._reported = dataclasses.replace(incident, groups=(regrouped.to_dict(),))
+        for each in regrouped:
+            log.info("%s", each)
+        groups = (*incident.groups, *(each.to_dict() for each in regrouped))
+        self._reported = dataclasses.replace(incident, groups=groups)
         if self._directories is not None and incident.speaks_for_all:
             with logged("writing the incident"):
                 write(self._reported, self._directories.of(incident.iteration))
         if self._on_regrouped is not None and incident.speaks_for_all:
             with logged("on_regrouped"):
-                self._on_regrouped(regrouped)
+                for each in regrouped:
+                    self._on_regrouped(each)
 
     def leaving(self, agreement: Agreement, state: State) -> None:
         """This rank takes no part in the restart."""

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ncclops.restart import _kept_group
+from ncclops.restart import _kept_group, _kept_groups
+from ncclops.restart._beside import GroupsBeside
 from ncclops.restart._regrouping import Regrouping, end_shrinkable_group
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
@@ -60,6 +61,7 @@ class KeepGoing:
         self._is_under_way = False
         # What on_membership is called with, while it is.
         self._changing: tuple[Membership | None, Membership] | None = None
+        self._beside = GroupsBeside(loop.session)  # likewise
 
     def run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         """See ``CallWrapper.keep_going``."""
@@ -71,6 +73,7 @@ class KeepGoing:
         finally:
             self._is_under_way = False
             _kept_group.drop()
+            _kept_groups.drop()
             end_shrinkable_group()
 
     def regroup(self, backend: str, **options: Any) -> Regrouped:
@@ -90,6 +93,12 @@ class KeepGoing:
         loop.note_regrouped(outcome)
         return outcome
 
+    def new_group(self, *args: Any) -> Any:
+        """See ``CallWrapper.new_group``."""
+        if self._changing is None:
+            raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
+        return self._beside.new_group(*args)
+
     def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         loop, torch_state = self._loop, TorchState()
         old: Membership | None = None
@@ -107,6 +116,7 @@ class KeepGoing:
             try:
                 loop.restart_inside(caught, torch_state)
             except BaseException:
+                _kept_groups.drop()
                 _kept_group.end()  # as all others: this rank does not go on here
                 raise
             old = new
@@ -122,9 +132,12 @@ class KeepGoing:
         try:
             if old is not None:
                 self._loop.enter_armed()
+            self._beside = beside = GroupsBeside(self._loop.session)
             self._changing = old, new
             on_membership(old, new)
             self._changing = None
+            beside.end_unused()
+            self._loop.note_regrouped(*beside.outcomes)
             return function()
         except _PASS:
             raise

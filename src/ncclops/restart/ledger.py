@@ -133,16 +133,22 @@ _LEFT_BEHIND = ("groups/", "call")
 _OF_KEPT_GROUP = re.compile(r"kept/(?:.*/reconfigure/(?P<number>\d+)/)?")
 
 
-def is_outdated(key: str, iteration: int, kept_since: int | None = None) -> bool:
+def is_outdated(
+    key: str, iteration: int, kept_since: int | None = None, beside_since: int | None = None
+) -> bool:
     """Whether ``key`` is one of torch's groups, or of inner calls, and no rank in ``iteration`` or
     later reads it any more.
 
-    ``kept_since`` is the iteration in which a group was made that may be shrunk, or was."""
+    ``kept_since`` is the iteration in which a group was made that may be shrunk, or was.
+    ``beside_since``: no group beside the default one that is in use was made before it; ``None``:
+    that is not known."""
     number, _, rest = key.partition("/")
     if not number.isdecimal() or int(number) >= iteration:
         return False
     if rest.startswith("shrinkable/"):
         return kept_since is None or int(number) < kept_since
+    if rest.startswith("beside/"):
+        return beside_since is not None and int(number) < beside_since
     if (of_kept := _OF_KEPT_GROUP.match(rest)) is not None:
         used_in = of_kept["number"]
         return used_in is None or int(used_in) < iteration * RECONFIGURATIONS
@@ -484,7 +490,9 @@ class Ledger:
         candidates = ("first-returned", "silent", "first-silent")
         self._delete(*(f"{iteration}/{name}" for name in (*names, *later, *candidates)))
 
-    def outdated(self, iteration: int, kept_since: int | None = None) -> list[str]:
+    def outdated(
+        self, iteration: int, kept_since: int | None = None, beside_since: int | None = None
+    ) -> list[str]:
         """What process groups and calls inside iterations before ``iteration`` have left.
 
         Their keys are torch's and those of other ledgers: they have to be looked for.
@@ -492,7 +500,7 @@ class Ledger:
         found = []
         with contextlib.suppress(Exception):  # some stores cannot list keys
             for key in self._store.list_keys():
-                if is_outdated(key, iteration, kept_since):
+                if is_outdated(key, iteration, kept_since, beside_since):
                     found.append(key)
         return found
 

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _calls
+from ncclops.restart import _calls, _kept_groups
 from ncclops.restart._connections import Connections
 from ncclops.restart._cuda_graphs import refuse_graphs_over_dead_groups
 from ncclops.restart._endings import (
@@ -157,10 +157,11 @@ class RestartLoop:
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
         self.session.record_lost(directory, rank, reason)
 
-    def note_regrouped(self, regrouped: Regrouped) -> None:
-        """The default group has come to the members of the present iteration. Main thread."""
-        with self.session.interrupter.atomic():
-            self._account.regrouped(regrouped)
+    def note_regrouped(self, *regrouped: Regrouped) -> None:
+        """Groups have come to the members of the present iteration. Main thread."""
+        if regrouped:
+            with self.session.interrupter.atomic():
+                self._account.regrouped(regrouped)
 
     def _begin_session(self, generation: Generation) -> None:
         assert self._connections is not None
@@ -505,6 +506,8 @@ class RestartLoop:
     def _note_abort(self, message: MonitorMessage) -> None:
         if not isinstance(message, Aborted):
             raise InternalError(f"expected the abort, got {message}")
+        with logged("looking at groups that are to be kept"):
+            _kept_groups.spare()  # what the function has begun since the abort looked
         self._account.aborted(message.seen_at, message.collect_s, message.abort_s)
 
     def _recover(self, ending: Failed) -> None:

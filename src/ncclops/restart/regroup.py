@@ -9,6 +9,8 @@ The rungs, from the cheapest. All ranks take the same one; what each can do is a
   lost. NCCL, where it is asked for.
 - *anew*: the old group is ended, and another one is made. Always possible; also what follows where
   one of the others has failed on any rank.
+
+Groups beside the default one are *kept*, which ``which_to_keep`` decides, or made anew.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Rung(enum.Enum):
 
     RECONFIGURED = "reconfigured"
     SHRUNK = "shrunk"
+    KEPT = "kept"
     ANEW = "anew"
 
 
@@ -81,6 +84,18 @@ def why_not_shrunk(
         return "without device_id a group has no communicator of its own from the start"
     if watchdog_ends_groups:
         return "torch's watchdog may abort communicators: TORCH_NCCL_ASYNC_ERROR_HANDLING is not 0"
+    return _WRAPPED if is_wrapped else None
+
+
+def why_never_kept(backend: str, *, is_wrapped: bool, all_meet: bool) -> str | None:
+    """Why no group of ``backend`` is kept, beside the default one; ``None``: it may be.
+
+    ``all_meet``: all ranks wait for each other whenever a group is made.
+    """
+    if all_meet:
+        return "TORCH_DIST_INIT_BARRIER=1 has ranks that are no members wait for it"
+    if backend.lower() not in ("gloo", "nccl"):
+        return f"groups of {backend} are not kept, only of gloo and of nccl"
     return _WRAPPED if is_wrapped else None
 
 
@@ -197,13 +212,68 @@ def failure_of(results: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True)
+class Had:
+    """A group of before the fault, beside the default one, as one of its members has it.
+
+    ``made`` names it: the iteration that it was made in, and its number there. ``rank`` is this
+    member's in it, ``begun`` how many operations this one has begun. ``why_not`` it cannot be kept;
+    ``None``: it can.
+    """
+
+    made: tuple[int, int]
+    description: str
+    rank: int
+    size: int
+    begun: int = 0
+    why_not: str | None = None
+
+    @staticmethod
+    def to_json(had: Sequence[Had]) -> str:
+        """As the store holds those of one rank."""
+        return json.dumps([dataclasses.astuple(each) for each in had])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> list[Had]:
+        """The inverse of ``to_json``."""
+        return [cls(tuple(made), *rest) for made, *rest in json.loads(text)]
+
+
+def which_to_keep(
+    description: str, ranks: Sequence[int], had: Sequence[Sequence[Had]]
+) -> tuple[tuple[int, int] | None, str | None]:
+    """Which group of before becomes that of ``ranks``, and why it cannot be kept.
+
+    ``had`` is what each of the ranks has, in their order. Of several groups with these members it
+    is the one that was made first: users ask for them in the same order each time. Where it cannot
+    be kept no other one takes its place.
+    """
+    for first in sorted(had[0], key=lambda each: each.made):
+        same = [each for of_rank in had for each in of_rank if each.made == first.made]
+        places = [(each.rank, each.size, each.description) for each in same]
+        if places == [(rank, len(ranks), description) for rank in range(len(ranks))]:
+            return first.made, _why_not_kept(ranks, same)
+    if any(had):
+        return None, "no group of before has just these members, in this order"
+    return None, "no rank had a group"
+
+
+def _why_not_kept(ranks: Sequence[int], same: Sequence[Had]) -> str | None:
+    for rank, each in zip(ranks, same, strict=True):
+        if each.why_not is not None:
+            return f"rank {rank}: {each.why_not}"
+        if each.begun != same[0].begun:
+            return f"ranks {ranks[0]} and {rank} have begun different numbers of operations in it"
+    return None
+
+
+@dataclass(frozen=True)
 class Regrouped:
-    """How the default group has come to its ``world_size`` members, in ``iteration``.
+    """How a group has come to its ``world_size`` members, in ``iteration``.
 
     The same on every rank, but for ``ms``, the milliseconds that it took on this one. ``why`` it
     was made ``ANEW``; ``None``: it was not. ``objects_stay``: no rank is new, so that what holds
-    the group can go on everywhere; where one is, it is made anew on all ranks, as what the new rank
-    makes, such as DDP, talks to all others meanwhile.
+    the default group can go on everywhere; where one is, it is made anew on all ranks, as what the
+    new rank makes, such as DDP, talks to all others meanwhile.
     """
 
     iteration: int
@@ -212,6 +282,7 @@ class Regrouped:
     ms: float
     why: str | None = None
     objects_stay: bool = False
+    group: str = "default"
 
     def renew(self, ddp: Any) -> None:
         """Have ``ddp``, a ``DistributedDataParallel`` over the default group, go on with that.
@@ -226,7 +297,7 @@ class Regrouped:
     def to_dict(self) -> dict[str, Any]:
         """As the incident has it."""
         return {
-            "group": "default",
+            "group": self.group,
             "rung": self.rung.value,
             "why": self.why,
             "ms": round(self.ms, 3),
@@ -235,5 +306,5 @@ class Regrouped:
     def __str__(self) -> str:
         size = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
         if self.rung is Rung.ANEW:
-            return f"the default group of {size} is made anew, in {self.ms:.0f} ms: {self.why}"
-        return f"the default group goes on with {size}, {self.rung.value} in {self.ms:.0f} ms"
+            return f"the {self.group} group of {size} is made anew, in {self.ms:.0f} ms: {self.why}"
+        return f"the {self.group} group goes on with {size}, {self.rung.value} in {self.ms:.0f} ms"

@@ -198,6 +198,11 @@ class Session:
         """A store for a default group that may outlive the present iteration."""
         return self._connections.for_kept_group(self.iteration)
 
+    def store_for_group_beside(self) -> tuple[Store, set[int]]:
+        """A store for a group beside the default one that may outlive the present iteration, and
+        the sockets of its connection."""
+        return self._connections.for_group_beside(self.iteration)
+
     def store_for_shrinkable_group(self) -> Store:
         """A store for a default group of which another one may be made after the iteration."""
         return self._connections.for_shrinkable_group(self.iteration)

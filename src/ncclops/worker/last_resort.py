@@ -21,11 +21,13 @@ def abort_groups(_command: AbortCommand) -> None:
     next attempt may not come up.
     """
     if "torch.distributed" in sys.modules:
+        from ncclops.restart import _kept_groups
         from ncclops.restart._groups import before_silent_ends
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
         before_silent_ends.set(_end_script)
+        _kept_groups.drop()
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
     worker_record.report(GroupsAbortedEvent())
 

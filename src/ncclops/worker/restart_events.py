@@ -54,10 +54,11 @@ def report(incident: Incident, instead: str | None = None) -> None:
 
 
 def report_regrouped(regrouped: Regrouped) -> None:
-    """Report how the default group has come to its members. One rank does."""
+    """Report how a group has come to its members. One rank does."""
     worker_record.report(
         RegroupedEvent(
             iteration=regrouped.iteration,
+            group=regrouped.group,
             rung=regrouped.rung.value,
             why=regrouped.why,
             world_size=regrouped.world_size,

@@ -1,0 +1,173 @@
+"""Ranks in pairs, whose groups are beside the default one, go on after faults."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ncclops import restart
+from ncclops.restart import _kept_groups
+from ncclops.restart._gloo_sockets import gloo_connections
+from ncclops.testing import note
+from tests.fakegpu.gpus import take_gpu
+from tests.restart.grow_programs import LIMITS
+from tests.restart.scenarios import FAST, Worker
+
+STEPS = 3
+
+
+class Pairs:
+    """Initial ranks 2n and 2n + 1 are a pair.
+
+    ``faults`` has, by iteration, in which scene which rank faults, and how. It does once all others
+    are where the scene wants them.
+    """
+
+    def __init__(self, worker: Worker, call: restart.CallWrapper) -> None:
+        self._worker, self._call = worker, call
+        self._faults = worker.parameters["faults"]
+        self._device = take_gpu(worker.rank) if worker.has_gpu else torch.device("cpu")
+        self._mine: Any = None
+        self._partners: list[int] = []
+
+    def regroup(self, _old: restart.Membership | None, new: restart.Membership) -> None:
+        given, call = self._worker.parameters, self._call
+        device = self._device if given["eager"] else None
+        call.init_process_group(given["backend"], device_id=device)
+        initial = [0.0] * new.world_size
+        initial[new.rank] = self._worker.rank
+        initial = self._sum(*initial).tolist()
+        for pair in sorted({int(rank) // 2 for rank in initial}):
+            members = [n for n, rank in enumerate(initial) if rank // 2 == pair]
+            group = call.new_group(members, given["backend"], group_desc=f"pair {pair}")
+            if self._worker.rank // 2 == pair:
+                same, self._mine = group is self._mine, group
+                self._partners = [int(initial[n]) for n in members]
+                assert dist.get_process_group_ranks(group) == members
+                assert dist.get_group_rank(group, new.rank) == members.index(new.rank)
+            else:
+                assert group == dist.GroupMember.NON_GROUP_MEMBER
+        self._worker.note("grouped", same=same, connections=self._connections())
+
+    def _connections(self) -> list[int]:
+        """The inodes of the sockets of this rank's pair."""
+        epolls = {each.epoll for each in _kept_groups._groups if each.group is self._mine}
+        found = gloo_connections({epoll for epoll in epolls if epoll is not None})
+        inodes = [os.fstat(each.fileno()).st_ino for each in found]
+        for each in found:
+            each.close()
+        return inodes
+
+    def _sum(self, *numbers: float, group: Any = None) -> torch.Tensor:
+        summed = torch.tensor(numbers, device=self._device)
+        dist.all_reduce(summed, group=group)
+        return summed.cpu()
+
+    def _reduce_in_pair(self) -> None:
+        summed = self._sum(1.0 + self._worker.rank, group=self._mine)
+        assert summed == sum(1 + rank for rank in self._partners)
+
+    def train(self) -> int:
+        for _ in range(STEPS):
+            self._reduce_in_pair()
+            assert self._sum(1.0) == dist.get_world_size()
+        if (fault := self._faults.get(str(self._call.iteration))) is not None:
+            self._play(*fault)
+        dist.barrier()
+        dist.destroy_process_group()
+        return self._call.iteration
+
+    def _play(self, scene: str, who: int, how: str) -> None:
+        """The others of pair 1, ranks 2 and 3, differ in what they have done with their group."""
+        rank = self._worker.rank
+        if rank == who:
+            self._wait_for_others()
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("as asked")
+        if scene == "async" and rank == 2:
+            self._start_in_pair()
+        self._ready(rank).touch()
+        if scene == "waiting" and rank == 2:
+            self._reduce_in_pair()
+        if scene == "waiting":
+            time.sleep(100)
+        if scene == "messages" and rank // 2 == 1:
+            self._exchange()
+        self._sum(1.0)
+
+    def _start_in_pair(self) -> None:
+        self._work = dist.all_reduce(torch.ones(1), group=self._mine, async_op=True)
+
+    def _exchange(self) -> None:
+        """A message, and then a collective, of which alone the recorder knows."""
+        tensor = torch.ones(1)
+        if self._worker.rank == 2:
+            dist.send(tensor, group_dst=1, group=self._mine)
+        else:
+            dist.recv(tensor, group_src=0, group=self._mine)
+        self._reduce_in_pair()
+
+    def _ready(self, rank: int) -> Path:
+        return self._worker.directory / f"ready-{self._call.iteration}-{rank}"
+
+    def _wait_for_others(self) -> None:
+        faults = self._faults.items()
+        died = {
+            who for n, (_, who, how) in faults if how == "dies" and int(n) < self._call.iteration
+        }
+        others = set(range(self._worker.parameters["size"])) - died - {self._worker.rank}
+        while not all(self._ready(rank).exists() for rank in others):
+            time.sleep(0.01)
+        time.sleep(0.2)  # where they are then announces nothing
+
+
+def pairs(worker: Worker) -> Any:
+    """Ranks go through the scenes: how many faults there were."""
+
+    def function(call: restart.CallWrapper) -> int:
+        each = Pairs(worker, call)
+        return call.keep_going(each.train, each.regroup)
+
+    function.__annotations__["call"] = restart.CallWrapper
+    incidents = str(worker.directory / "incidents")
+    return worker.wrap(function, incident_dir=incidents, **FAST)()
+
+
+def grows(stop: str) -> Any:
+    """Four ranks in pairs, until the file ``stop`` is there; lost ranks come back."""
+    mine: list[Any] = []
+
+    def regroup(
+        call: restart.CallWrapper, _old: restart.Membership | None, new: restart.Membership
+    ) -> None:
+        call.init_process_group("gloo")
+        groups = [call.new_group([first, first + 1], "gloo") for first in (0, 2)]
+        mine.append(groups[new.rank // 2])
+        total = torch.ones(1)
+        dist.all_reduce(total, group=mine[-1])
+        assert int(total) == 2
+        dist.barrier()
+        note("in", iteration=new.iteration, number=new.rank, same=mine[-1] in mine[:-1])
+
+    def loop() -> None:
+        over = torch.zeros(1)
+        while not over.item():
+            over = torch.tensor([float(dist.get_rank() == 0 and Path(stop).exists())])
+            dist.all_reduce(over)
+            time.sleep(0.02)
+
+    @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
+    def function(call: restart.CallWrapper) -> None:
+        call.keep_going(loop, functools.partial(regroup, call))
+        dist.destroy_process_group()
+
+    return function()
