@@ -60,9 +60,10 @@ def update_exclude_file(path: Path, convicted: Mapping[str, bool]) -> None:
     it is no regular file.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     with os.fdopen(file, "r+", encoding="utf-8", errors="replace") as listed:
-        if not stat.S_ISREG(os.fstat(listed.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         fcntl.flock(listed, fcntl.LOCK_EX)
         before = dict.fromkeys(line.strip() for line in listed if line.strip())
         for host, is_bad in convicted.items():
