@@ -20,5 +20,5 @@ def test_hosts_come_and_go_and_others_stay(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_by_name(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="it is no regular file: .*pipe"):
+    with pytest.raises(OSError, match=r"it is no regular file: .*pipe"):
         update_exclude_file(pipe, {"n1": True})
