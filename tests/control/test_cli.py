@@ -180,6 +180,8 @@ def test_a_run_that_has_ended_cannot_be_stopped(
 ) -> None:
     ended_run(tmp_path / "runs" / "old")
     assert "has ended: failed" in error_of(ncclops_in_process("stop", "old"))
+    (tmp_path / "runs" / "old" / "verdict.json").write_text("{}")
+    assert "has ended: its verdict does not say how" in error_of(ncclops_in_process("stop", "old"))
     assert "no run in runs/ is under way" in error_of(ncclops_in_process("stop"))
 
 

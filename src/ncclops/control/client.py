@@ -60,7 +60,8 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     """
     if RunPaths(run_dir).verdict.exists():
         ended = _read(run_dir)
-        raise NcclopsError(f"run {run_dir.name} has ended: {ended.outcome} ({ended.reason})")
+        how = f"{ended.outcome} ({ended.reason})" if ended.outcome else "its verdict does not say how"
+        raise NcclopsError(f"run {run_dir.name} has ended: {how}")
     if (held := _held(run_dir)) is not None:
         raise NcclopsError(f"run {run_dir.name}: {held}")
     try:
