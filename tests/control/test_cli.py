@@ -180,9 +180,9 @@ def test_a_run_that_has_ended_cannot_be_stopped(
 ) -> None:
     ended_run(tmp_path / "runs" / "old")
     assert "has ended: failed" in error_of(ncclops_in_process("stop", "old"))
-    (tmp_path / "runs" / "old" / "verdict.json").write_text("{}")
-    write_events(tmp_path / "runs" / "old", start_of_run(1000.0))
-    assert error_of(ncclops_in_process("stop", "old")).endswith("run old has ended\n")
+    write_events(tmp_path / "runs" / "damaged", start_of_run(1000.0))
+    (tmp_path / "runs" / "damaged" / "verdict.json").write_text("{}")
+    assert error_of(ncclops_in_process("stop", "damaged")).endswith("run damaged has ended\n")
     assert "no run in runs/ is under way" in error_of(ncclops_in_process("stop"))
 
 
