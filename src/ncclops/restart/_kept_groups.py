@@ -53,8 +53,9 @@ _NOT_RECORDED = "torch's flight recorder, which is off or too old, does not have
 class KeptGroup:
     """``made`` as in ``regroup.Had``; ``group`` and ``name`` as torch has them.
 
-    ``used_in`` is the latest iteration that it was asked for in. ``sockets``: those of its connection to the store. Of Gloo, ``epoll`` is the instance in which
-    its connections are registered, and ``number`` the recorder's.
+    ``used_in`` is the latest iteration that it was asked for in. ``sockets``: those of its
+    connection to the store. Of Gloo, ``epoll`` is the instance in which its connections are
+    registered, and ``number`` the recorder's.
     """
 
     made: tuple[int, int]
