@@ -74,7 +74,7 @@ def test_several_faults_in_a_row(job: Job) -> None:
     assert kept(job, 5) == [False, True, True, False, True]
 
 
-@lanes("nccl", "nccl-eager")
+@lanes("nccl-eager", extended=("nccl",))
 def test_nccl_keeps_the_communicator(job: Job, host: Host) -> None:
     faults = [("idle", 1, "dies"), ("waiting", 0, "raises")]
     assert start(job, 4, *faults).wait() == {0: 0, 1: -9, 2: 0, 3: 0}

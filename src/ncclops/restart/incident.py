@@ -60,8 +60,8 @@ class Incident:
     timeout, of all its threads (with ``incident_dir``) at the hard one.
 
     ``groups`` is empty when the incident is reported. Where the function keeps going and has its
-    default group from ``CallWrapper.init_process_group``, the file says later how that came to its
-    new members, see ``regroup.Regrouped``.
+    groups from ``CallWrapper``, the file says later how each came to its new members, see
+    ``regroup.Regrouped``: the default one first.
 
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
