@@ -10,6 +10,14 @@ fi
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
 
 install() { # install EXTRAS: this checkout, editable, with the torch that the constraints name
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+  # Again only where what is to be installed has changed: pip looks at it for a quarter of a minute.
+  local made stamp="$VENV/installed-$1"
+  made="$PWD $(cat pyproject.toml constraints.txt | cksum)"
+  [ "$(cat "$stamp" 2>/dev/null)" != "$made" ] || return 0
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint constraints.txt --editable ".[$1]"
+  # pip would compile one file after the other. What is large and used in part is compiled as it is
+  # imported; some files are for a later Python.
+  "$VENV/bin/python" -m compileall -qq -j 0 -x '/(sympy|transformers)/' "$VENV"/lib/python*/site-packages || true
+  echo "$made" > "$stamp"
 }
