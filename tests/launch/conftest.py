@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def background(
         process.kill()
         process.wait(LIMIT_S)
     for left in marked(mark):
-        left.kill()
+        with suppress(psutil.NoSuchProcess):  # its parent ends it, too
+            left.kill()
 
 
 def marked(mark: str) -> list[psutil.Process]:
