@@ -38,6 +38,7 @@ OVERRUN = (
     "data size doesn't match expected size. Is there a distributed collective mismatch in your "
     "code?\n"
 )
+STACK = ('  File "/home/user/train.py", line 96, in <module>', "    work()") * 3
 Entries = Iterable[Mapping[str, Any]]
 Make = Callable[..., Path]
 
@@ -170,6 +171,24 @@ def test_a_report_of_the_watch_is_no_fault_of_the_rank(make: Make) -> None:
     assert report.sentence == (
         "rank 2 never entered all_reduce #3 of group default_pg (0-3): it is in d.py:3 f"
     )
+
+
+@pytest.mark.slow
+def test_ranks_that_all_wait_in_one_collective_have_all_entered_it(make: Make) -> None:
+    """And stacks of a rank that stood still are no traceback."""
+    stack = "\n".join(["Main thread (most recent call last):", *STACK])
+    run = make({}, fault(0, "soft-timeout", "rank 0: silent for 8.9 s"), traceback=stack)
+    last = {"op": "all_reduce", "seq": 3, "at": 0.0, "pending": True}
+    for rank in (0, 1, 2, 3):
+        directory = snapshot_files.rank_dir(RunPaths(run).incident(0), rank)
+        group = {"name": "0", "desc": "default_pg", "last_op": last}
+        write_document(directory / snapshot_files.GROUPS, [group])
+    report = report_incident(run, None)
+    assert report.sentence == (
+        "rank 0 made no progress in all_reduce number 3 of default_pg, in which ranks 1-3 waited"
+        " too: it was at /home/user/train.py:96 in <module>"
+    )
+    assert report.classification is None
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ NCCL, OTHER = "_dump_nccl_trace_json/0", "_dump_fr_trace_json/0"
         pytest.param({}, None, id="no recorder"),
         pytest.param({NCCL: status("-1", "-1")}, None, id="nothing yet"),
         pytest.param({NCCL: status("8", "7")}, (8, 7), id="NCCL waits"),
+        pytest.param({NCCL: status("3", "8")}, (3, 2), id="NCCL waits in a receive"),
         pytest.param({OTHER: status("8", "8")}, (8, 8), id="Gloo is done"),
         pytest.param({OTHER: status("8", "7")}, (8, None), id="Gloo reports out of order"),
         pytest.param({NCCL: status("8", "8"), OTHER: status("2", "2")}, (10, 10), id="two groups"),

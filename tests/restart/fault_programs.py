@@ -649,6 +649,22 @@ def told_by_nccl(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def raises_amid_operations(worker: Worker) -> Any:
+    """Rank 1, in iteration 0, between the operations that NCCL is to run as one."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        total = worker.ones()
+        with dist._coalescing_manager(device=total.device):
+            dist.all_reduce(total)
+            if call.iteration == 0 and worker.rank == 1:
+                raise RuntimeError("amid operations")
+        total.item()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
 def meets_a_cuda_error(worker: Worker) -> Any:
     """CUDA fails on rank 1, in the collective of iteration 0."""
 

@@ -22,6 +22,19 @@ def test_an_error_that_no_call_returns_restarts_all_ranks_at_once(job: Job, host
 
 
 @lanes("nccl")
+def test_no_process_restarts_that_has_left_operations_of_nccl_open(job: Job) -> None:
+    """All that it called afterwards would wait for their end, and torch take it for done."""
+    job.start(3, "fault_programs:raises_amid_operations")
+    assert job.wait() == {0: 0, 1: 1, 2: 0}
+    assert returned_from(job, 1) == [0, 2]
+    assert causes(job) == {("exception", 1)}
+    for incident in job.events("incident"):
+        (left,) = [fault for fault in incident["faults"] if fault["gone"]]
+        assert left["initial_rank"] == 1
+        assert left["escalation"]["to"] == "respawn"
+
+
+@lanes("nccl")
 def test_no_process_restarts_after_an_error_that_every_call_of_cuda_repeats(
     job: Job, host: Host
 ) -> None:

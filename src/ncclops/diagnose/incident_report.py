@@ -161,7 +161,8 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         run,
         directory,
         failed,
-        said=record.traceback or record.exception,
+        # Of a rank that stood still these are its stacks, and nothing was raised.
+        said=None if _is_hang(record) else record.traceback or record.exception,
         end=end,
     )
     sentence = _sentence(record, culprit, views, recorded, end)
@@ -461,9 +462,12 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
     last = waiting[0].last
     ranks = rank_list([view.rank for view in waiting])
     plural = "s" if len(waiting) > 1 else ""
+    own = next((view.last for view in views if view.rank == culprit.rank), None)
+    came = own is not None and (own.name, own.op) == (last.name, last.op) and own.seq >= last.seq
+    did, too = ("made no progress in", " too") if came else ("never entered", "")
     return (
-        f"{who} never entered {places.describe_operation(last)}, "
-        f"in which rank{plural} {ranks} waited: {where}"
+        f"{who} {did} {places.describe_operation(last)}, "
+        f"in which rank{plural} {ranks} waited{too}: {where}"
     )
 
 

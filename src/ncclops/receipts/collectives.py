@@ -105,7 +105,10 @@ def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted 
         last = _number(status, "last_enqueued_collective")
         if name in earlier or last is None:
             continue
-        done = min(_number(status, "last_completed_collective") or 0, last)
+        done = _number(status, "last_completed_collective") or 0
+        if done > last:
+            # NCCL's sends and receives have numbers of their own, and the last one is one of them.
+            done = last - 1
         in_doubt = in_doubt or (done < last and not _is_of_nccl(name))
         known = True
         enqueued += last

@@ -51,7 +51,9 @@ from ncclops.restart._groups import (
     finish_operations_before_groups_end,
     forget_failed_groups,
     keep_backends_longer_than_groups,
+    operations_are_open,
     undo_excepthook_of_torch,
+    watch_groups_of_operations,
 )
 from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._monitor_link import Watch
@@ -69,6 +71,7 @@ from ncclops.restart.attribution import (
 )
 from ncclops.restart.compiler_import import keep_compiler_unloaded
 from ncclops.restart.exception import (
+    Escalation,
     HealthCheckError,
     InternalError,
     NameSpaceUsed,
@@ -245,6 +248,7 @@ class RestartLoop:
         self._come_to_join()
         keep_backends_longer_than_groups()
         finish_operations_before_groups_end()
+        watch_groups_of_operations()
         keep_compiler_unloaded()
         refuse_graphs_over_dead_groups()
         freeze_heap()
@@ -525,12 +529,22 @@ class RestartLoop:
             with self._account.phase("health_check"):
                 place("restart_health_check")
                 self._check_health(self._restart_health_check)
+            if operations_are_open():
+                raise self._operations_stay_open()
         except BaseException as error:  # noqa: BLE001 - with any of them this rank cannot go on
             # One that decides not to go on did not end the iteration.
             decided = isinstance(error, RestartAbort)
             self._leave(error, self._fault(error, kind, gone=True, secondary=decided))
         finally:
             self._page.watch = Watch.NONE
+
+    def _operations_stay_open(self) -> RestartAbort:
+        reason = (
+            f"rank {self._state.initial_rank} left the script in the middle of a group of NCCL's"
+            " operations (batch_isend_irecv), which only the end of its process ends"
+        )
+        escalation = Escalation("respawn", reason, passing=True)
+        return RestartAbort(f"escalation to respawn: {reason}", escalation=escalation)
 
     def _release_iteration(self) -> None:
         """Let go of what the abandoned iteration holds."""
