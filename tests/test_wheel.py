@@ -70,6 +70,7 @@ def run(site: Path, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.extended
 def test_the_sdist_builds_the_same_bytes_elsewhere(built: dict[str, Path], tmp_path: Path) -> None:
     """In another folder, at another time, with another umask, zone and order of hashes."""
     with tarfile.open(built[".gz"]) as archive:

@@ -92,6 +92,7 @@ train()
 """
 
 
+@pytest.mark.extended
 def test_a_model_lets_go_of_its_group_without_restarts_in_place_as_well(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ except BaseException:
 """
 
 
+@pytest.mark.extended
 def test_a_rank_that_calls_os_exit_on_the_way_to_a_restart_is_not_lost(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

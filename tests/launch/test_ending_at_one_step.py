@@ -115,7 +115,7 @@ def start_training(
         pytest.param("gloo", "process", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "in-process", "silent", marks=pytest.mark.extended),
         pytest.param("gloo", "none", "silent", marks=pytest.mark.extended),
-        ("nccl", "in-process", "reports"),
+        pytest.param("nccl", "in-process", "reports", marks=pytest.mark.extended),
         pytest.param("nccl", "none", "silent", marks=pytest.mark.extended),
         ("nccl-eager", "in-process", "silent"),
     ],

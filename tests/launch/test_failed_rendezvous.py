@@ -153,6 +153,7 @@ def test_the_end_of_a_node_whose_agent_does_not_answer_is_not_waited_for(
     assert agents[1].wait(LIMIT_S) == 1
 
 
+@pytest.mark.extended
 def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_path: Path) -> None:
     """Its scheduler would take the whole job for failed."""
     port, go = free_port(), tmp_path / "go"

@@ -234,7 +234,11 @@ def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("burn(10)", id="an evaluation that was not declared uses its CPU"),
+        pytest.param(
+            "burn(10)",
+            id="an evaluation that was not declared uses its CPU",
+            marks=pytest.mark.extended,
+        ),
         pytest.param(
             "with receipt.phase('checkpoint', limit='60s'): time.sleep(10)",
             id="a declared checkpoint sleeps",

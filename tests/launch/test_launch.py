@@ -484,6 +484,7 @@ class TestOutput:
         assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.extended
 def test_two_nodes_by_torchruns_static_options(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:

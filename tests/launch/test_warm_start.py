@@ -155,10 +155,15 @@ Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), e
             "the imports have started threads: python",
         ),
         pytest.param("import os\nos._exit(3)", "it has ended", marks=pytest.mark.extended),
-        ("import os\nos.chdir('/')", "the imports have changed the current directory"),
-        (
+        pytest.param(
+            "import os\nos.chdir('/')",
+            "the imports have changed the current directory",
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(
             "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
             "its imports hang, or it was stopped",
+            marks=pytest.mark.extended,
         ),
         pytest.param(
             "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",

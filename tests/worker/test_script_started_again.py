@@ -89,6 +89,7 @@ def set_up():
 """
 
 
+@pytest.mark.extended
 def test_settings_are_back_and_no_line_is_logged_twice(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:

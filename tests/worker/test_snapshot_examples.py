@@ -35,7 +35,7 @@ def result_of(output: str) -> str:
     [
         pytest.param("snapshot_ddp", marks=pytest.mark.extended),
         "snapshot_fsdp2",
-        "snapshot_trainer",
+        pytest.param("snapshot_trainer", marks=pytest.mark.extended),
     ],
 )
 def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) -> None:
