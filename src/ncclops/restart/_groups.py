@@ -550,18 +550,18 @@ def watch_groups_of_operations() -> None:
     group: Any = distributed.ProcessGroup
     begin, end = group._start_coalescing, group._end_coalescing
 
-    def begin_and_count(*arguments: Any) -> None:
+    def begin_and_count(*arguments: Any, **keywords: Any) -> None:
         global _operations_open
         _operations_open += (own := threading.current_thread() is threading.main_thread())
         try:
-            begin(*arguments)
+            begin(*arguments, **keywords)
         except Exception:  # a backend that has no such groups
             _operations_open -= own
             raise
 
-    def end_and_count(*arguments: Any) -> Any:
+    def end_and_count(*arguments: Any, **keywords: Any) -> Any:
         global _operations_open
-        work = end(*arguments)
+        work = end(*arguments, **keywords)
         _operations_open -= threading.current_thread() is threading.main_thread()
         return work
 
