@@ -21,7 +21,14 @@ from ncclops.restart import Wrapper
 from ncclops.timeouts import order
 from ncclops.timeouts.handed_over import from_environ, to_variable
 from ncclops.timeouts.model import Timeouts, Window
-from ncclops.timeouts.settle import Surroundings, acts_before, remarks, settle, with_named
+from ncclops.timeouts.settle import (
+    Surroundings,
+    acts_before,
+    remarks,
+    settle,
+    with_named,
+    without_effect,
+)
 from tests.conftest import CompletedText
 
 SECOND = timedelta(seconds=1)
@@ -297,6 +304,15 @@ def test_an_operators_window_holds_for_groups_with_timeouts_of_their_own() -> No
     assert tighter.steady == window
     assert tighter.steady_group("mesh_dp") == 2 * MINUTE
     assert tighter.first == timeouts.first
+
+
+def test_what_the_restart_core_alone_reads_is_told_where_it_does_not_run() -> None:
+    asked = {"soft": MINUTE, "process-group": HOUR}
+    assert without_effect(asked, "in-process") == []
+    (line,) = without_effect(asked, "process")
+    assert line.startswith("--timeout soft has no effect with --restart process")
+    (line,) = without_effect({"hard": MINUTE, "soft": MINUTE}, "none")
+    assert line.startswith("--timeout hard, --timeout soft have no effect with --restart none")
 
 
 def test_every_shipped_profile_has_a_ladder() -> None:

@@ -119,6 +119,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     timeouts = settle.settle(named, around)
     remarks += options.follows_a_parameter(request.profile, request.timeouts)
     remarks += settle.remarks(timeouts, around)
+    remarks += settle.without_effect(request.timeouts, request.mode)
     script = Path(request.target.name)
     layout = Layout(nodes=nodes, nproc=nproc)
     software = find_software(gpus, around.environ)

@@ -106,6 +106,22 @@ def remarks(timeouts: Timeouts, around: Surroundings) -> list[str]:
     return order.remarks(timeouts, chose_heartbeat=around.chose_heartbeat)
 
 
+def without_effect(asked: Mapping[str, timedelta], restart: RestartMode) -> list[str]:
+    """A line where ``asked`` of ``--timeout`` has timeouts of the restart core and it does not run.
+
+    What ends a hang then follows from ``process_group`` (``acts_before``).
+    """
+    core = _of_restart_core({}, _GROUP, None)
+    idle = sorted(name for given in asked if (name := given.strip().replace("-", "_")) in core)
+    if restart == "in-process" or not idle:
+        return []
+    pairs = ", ".join(f"--timeout {name}" for name in idle)
+    return [
+        f"{pairs} {'has' if len(idle) == 1 else 'have'} no effect with --restart {restart}, as"
+        " nothing restarts in place: process_group says how soon a hang is ended"
+    ]
+
+
 def attended(named: Mapping[str, timedelta]) -> dict[str, timedelta]:
     """What holds in place of a profile's ``named`` timeouts where a person may stop a rank."""
     kept = {name: limit for name, limit in named.items() if name == "stop_grace"}
