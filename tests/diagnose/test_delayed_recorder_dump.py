@@ -92,7 +92,7 @@ def test_the_ring_goes_on_meanwhile(
 # What a snapshot leaves for later: by the groups there are, and by what was recorded. Rank 1 of 2
 # does nothing, so that what rank 0 starts with it does not end.
 CHOICE = """
-import json, os, sys
+import json, os, sys, time
 import torch, torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # torch's own stand-in for another backend
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot
@@ -105,6 +105,9 @@ def look(label):
 
 def reduce(times):
     for _ in range(times): dist.all_reduce(torch.ones(1), group=own)
+    # Which operation is done, says the thread of the two that comes last to say so.
+    time.sleep(0.1)
+    dist.all_reduce(torch.ones(1), group=own)
 
 rank, found = int(sys.argv[1]), {}
 look("nothing")
