@@ -89,6 +89,7 @@ def complaints(programs: list[Path]) -> set[tuple[str, int, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_type_checker_accepts_the_examples_and_refuses_wrong_uses(tmp_path: Path) -> None:
     right = [tmp_path / f"example_{number}.py" for number in range(len(EXAMPLES))]
     for path, example in zip(right, EXAMPLES, strict=True):

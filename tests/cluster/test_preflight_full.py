@@ -146,6 +146,7 @@ def test_a_spare_takes_the_place_of_a_host_whose_collectives_fail(job: Job) -> N
 
 
 @pytest.mark.parametrize("job", [2], indirect=True)
+@pytest.mark.extended
 def test_without_a_spare_nothing_starts_and_every_host_names_the_edge(job: Job) -> None:
     """Host 0 serves the store; large packets between the two are lost without notice."""
     job.hosts.ip("hub", "link", "set", "to-h1", "mtu", "1400")

@@ -219,6 +219,7 @@ def test_the_rank_that_did_not_come_is_blamed_and_not_the_one_that_waited(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_hang_that_restarts_do_not_mend_is_told_as_one(
     starts_processes: None, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_hang_is_seen_and_the_job_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_holds_its_gil_is_seen(
     ncclops_in_process: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
 ) -> None:

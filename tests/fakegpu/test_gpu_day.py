@@ -36,6 +36,7 @@ def gpu_day(
     return run
 
 
+@pytest.mark.extended
 def test_the_page_compares_the_logs_of_two_ranks_on_one_gpu(
     gpu_day: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

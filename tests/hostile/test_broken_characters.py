@@ -26,7 +26,11 @@ with receipt.phase("reading {NAME}"):
     "restart", ["in-process", pytest.param("process", marks=pytest.mark.extended)]
 )
 @pytest.mark.parametrize(
-    "end", [f'raise RuntimeError("cannot read {NAME}")', f'import sys; sys.exit("bad {NAME}")']
+    "end",
+    [
+        f'raise RuntimeError("cannot read {NAME}")',
+        pytest.param(f'import sys; sys.exit("bad {NAME}")', marks=pytest.mark.extended),
+    ],
 )
 def test_a_name_that_is_no_utf_8_ends_the_run_as_any_other_error(
     end: str, restart: str, ncclops: Callable[..., CompletedText], tmp_path: Path

@@ -52,9 +52,8 @@ def test_a_fault_costs_the_steps_since_the_checkpoint(
         assert [r["how"] for r in receipts(run.path, rank, "end")] == ["completed"]
 
 
-@pytest.mark.parametrize(
-    "trainer", [pytest.param("hugging_face", marks=pytest.mark.extended), "lightning"]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("trainer", ["hugging_face", "lightning"])
 def test_a_stop_saves_and_ends_after_one_step(
     trainer: str,
     background: Callable[..., Background],

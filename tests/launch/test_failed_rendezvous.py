@@ -72,6 +72,7 @@ def test_jobs_of_different_sizes_or_scripts_are_not_begun(
     assert "stopping; no worker runs" in output.read_text()
 
 
+@pytest.mark.extended
 def test_when_the_first_node_gives_up_the_others_say_what_is_gone(
     background: Start, tmp_path: Path
 ) -> None:

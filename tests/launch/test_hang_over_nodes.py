@@ -95,6 +95,7 @@ def train(background: Start, script: Script, tmp_path: Path) -> Callable[..., li
 Train = Callable[..., list[Run]]
 
 
+@pytest.mark.extended
 def test_ranks_that_wait_in_two_groups_are_found_and_start_again(train: Train) -> None:
     here, there = train(DEADLOCK)
     (hang,) = here.named("hang")

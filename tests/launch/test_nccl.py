@@ -196,6 +196,7 @@ def test_faults_of_all_kinds_one_after_the_other(
     assert not [each for each in run.named("hang") if 0 < hung_abort - each["ts"] < 5]
 
 
+@pytest.mark.extended
 def test_an_abort_that_hangs_ends_its_rank_long_before_the_hard_timeout(
     launch: Callable[..., CompletedText], run: Run
 ) -> None:

@@ -134,6 +134,7 @@ def test_an_all_reduce_runs_on_fake_gpus_and_what_hinders_it_is_told(
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
+@pytest.mark.extended
 def test_an_all_reduce_that_hangs_is_ended_at_its_deadline(
     fake_gpu_place: Place, host: Host, tmp_path: Path
 ) -> None:

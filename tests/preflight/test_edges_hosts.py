@@ -193,6 +193,7 @@ def test_the_command_says_it_on_every_host(tmp_path: Path) -> None:
     assert (tmp_path / "exclude").read_text() == "h2\n"
 
 
+@pytest.mark.extended
 def test_the_host_whose_collectives_fail_is_named_though_all_edges_pass(tmp_path: Path) -> None:
     """Gloo is led to an interface that host 1 does not have, which no connection shows."""
     with hosts(3, tmp_path) as made:

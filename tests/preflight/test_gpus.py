@@ -77,6 +77,7 @@ def test_gpus_that_do_not_answer_are_named_and_the_others_judged(
     assert [(each["check"], each["subject"]) for each in found] == [("host.readable", "NVML")]
 
 
+@pytest.mark.extended
 def test_what_the_driver_refuses_to_say_convicts_nobody(host: Host, tmp_path: Path) -> None:
     host.set(
         *(

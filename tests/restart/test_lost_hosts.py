@@ -27,7 +27,14 @@ def is_linked(job: Job, rank: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("world", "doomed"), [(4, [1, 2]), (5, [1, 2, 3]), (3, [1, 2]), (4, [0, 3])], ids=str
+    ("world", "doomed"),
+    [
+        pytest.param(4, [1, 2], marks=pytest.mark.extended),
+        (5, [1, 2, 3]),
+        pytest.param(3, [1, 2], marks=pytest.mark.extended),
+        (4, [0, 3]),
+    ],
+    ids=str,
 )
 def test_hosts_that_are_lost_together_are_all_reported(
     job: Job, world: int, doomed: list[int]

@@ -21,7 +21,7 @@ DEADLINE = timedelta(seconds=170)
     "scene",
     [
         scene
-        if scene in ("asyncio", "ddp", "persistent-loader", "writer")
+        if scene in ("ddp", "persistent-loader", "writer")
         else pytest.param(scene, marks=pytest.mark.extended)
         for scene in soak_scenes.SCENES
     ],

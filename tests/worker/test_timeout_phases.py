@@ -62,6 +62,7 @@ def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
     assert only_run().verdict["receipt"]["verdict"] == "healthy"
 
 
+@pytest.mark.extended
 def test_debug_level_detail_is_noticed(ncclops: Ncclops, only_run: OnlyRun) -> None:
     """There torch changes nothing, and says so only to who reads the timeout back."""
     done = ncclops(
@@ -173,7 +174,8 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_all", [True, pytest.param(False, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("on_all", [True, False])
 def test_collectives_that_begin_in_a_phase_last_as_long_as_it_may(on_all: bool) -> None:
     port = free_port()
     ranks = [

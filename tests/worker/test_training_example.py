@@ -48,7 +48,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
         ("gloo", "raise:1:5", "RuntimeError: injected on rank 1 at step 5", []),
         pytest.param("gloo", "kill:0:5", "the process died", [0], marks=pytest.mark.extended),
         # By the restart core or the agent, in the same second.
-        ("gloo", "hang:1:5", "did not move|stale for more than", []),
+        pytest.param(
+            "gloo", "hang:1:5", "did not move|stale for more than", [], marks=pytest.mark.extended
+        ),
         ("nccl", "kill:0:5", "the process died", [0]),
     ],
     indirect=["lane"],
