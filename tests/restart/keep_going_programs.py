@@ -208,6 +208,15 @@ def groups_elsewhere(worker: Worker) -> Any:
     return worker.wrap(function, **FAST)()
 
 
+def reduce_until(stop: str) -> None:
+    """Until rank 0 sees a file ``stop``."""
+    over = torch.zeros(1)
+    while not over.item():
+        over = torch.tensor([float(dist.get_rank() == 0 and Path(stop).exists())])
+        dist.all_reduce(over)
+        time.sleep(0.02)
+
+
 def grows(stop: str) -> Any:
     """Reduce until the file ``stop`` is there; lost ranks come back: how often this was called, the
     memberships, the process."""
@@ -221,17 +230,10 @@ def grows(stop: str) -> Any:
         memberships.append((None if old is None else old.world_size, new.world_size))
         note("in", iteration=new.iteration, number=new.rank, size=new.world_size, pid=os.getpid())
 
-    def loop() -> None:
-        over = torch.zeros(1)
-        while not over.item():
-            over = torch.tensor([float(dist.get_rank() == 0 and Path(stop).exists())])
-            dist.all_reduce(over)
-            time.sleep(0.02)
-
     @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
     def function(call: restart.CallWrapper) -> tuple[int, list[tuple[int | None, int]], int]:
         called = next(calls)
-        call.keep_going(loop, functools.partial(regroup, call))
+        call.keep_going(functools.partial(reduce_until, stop), functools.partial(regroup, call))
         dist.destroy_process_group()
         return called, memberships, os.getpid()
 

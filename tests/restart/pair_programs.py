@@ -19,6 +19,7 @@ from ncclops.restart._gloo_sockets import gloo_connections
 from ncclops.testing import note
 from tests.fakegpu.gpus import take_gpu
 from tests.restart.grow_programs import LIMITS
+from tests.restart.keep_going_programs import reduce_until
 from tests.restart.scenarios import FAST, Worker
 
 STEPS = 3
@@ -160,16 +161,9 @@ def grows(stop: str) -> Any:
         dist.barrier()
         note("in", iteration=new.iteration, number=new.rank, same=mine[-1] in mine[:-1])
 
-    def loop() -> None:
-        over = torch.zeros(1)
-        while not over.item():
-            over = torch.tensor([float(dist.get_rank() == 0 and Path(stop).exists())])
-            dist.all_reduce(over)
-            time.sleep(0.02)
-
     @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
     def function(call: restart.CallWrapper) -> None:
-        call.keep_going(loop, functools.partial(regroup, call))
+        call.keep_going(functools.partial(reduce_until, stop), functools.partial(regroup, call))
         dist.destroy_process_group()
 
     return function()

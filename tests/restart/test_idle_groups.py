@@ -13,7 +13,8 @@ import torch
 from torch import distributed
 
 from ncclops.restart import _gloo_sockets, _kept_groups
-from ncclops.restart._kept_groups import KeptGroup, recorded_of_gloo
+from ncclops.restart._groups import recorded_of_gloo
+from ncclops.restart._kept_groups import KeptGroup
 
 from .conftest import wait_until
 

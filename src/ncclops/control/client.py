@@ -60,8 +60,8 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     """
     if RunPaths(run_dir).verdict.exists():
         ended = _read(run_dir)
-        how = f"has ended: {ended.outcome} ({ended.reason})"
-        raise NcclopsError(f"run {run_dir.name} {how if ended.outcome else 'has ended'}")
+        how = f": {ended.outcome} ({ended.reason})" if ended.outcome else ""
+        raise NcclopsError(f"run {run_dir.name} has ended{how}")
     if (held := _held(run_dir)) is not None:
         raise NcclopsError(f"run {run_dir.name}: {held}")
     try:

@@ -22,6 +22,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from ncclops.restart import _gloo_sockets, _kept_groups
+from ncclops.restart._groups import recorded_of_gloo
 from ncclops.restart._kept_groups import KeptGroup
 from ncclops.restart._regrouping import decided, is_wrapped
 from ncclops.restart.regroup import Had, Regrouped, Rung, which_to_keep, why_never_kept
@@ -132,7 +133,7 @@ class GroupsBeside:
         world, default = distributed_c10d._world, distributed.group.WORLD
         usual, count = world.pg_map[default], world.group_count
         is_member, sockets = distributed.get_rank() in ranks, set[int]()
-        threads, recorded = _gloo_sockets.gloo_threads(), set(_kept_groups.recorded_of_gloo())
+        threads, recorded = _gloo_sockets.gloo_threads(), set(recorded_of_gloo())
         if is_member:
             store, sockets = self._session.store_for_group_beside()
             store.set_timeout(usual[1].timeout)

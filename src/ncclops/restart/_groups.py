@@ -334,9 +334,17 @@ def recorded_groups() -> list[int]:
     return list(map(int, _recorded().get("pg_status", ())))
 
 
-def _recorded(*, with_operations: bool = False) -> dict[str, Any]:
-    """What the recorder has of groups, and of the operations that are pending."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+def recorded_of_gloo() -> dict[Any, dict[str, int]]:
+    """What the recorder has of Gloo's groups, by its numbers; of ended ones as well."""
+    found: dict[Any, dict[str, int]] = _recorded("_dump_fr_trace").get("pg_status", {})
+    return found
+
+
+def _recorded(
+    function: str = "_dump_nccl_trace", *, with_operations: bool = False
+) -> dict[str, Any]:
+    """What the recorder of ``function`` has of groups, and of the operations that are pending."""
+    dump = getattr(torch._C._distributed_c10d, function, None)
     return {} if dump is None else pickle.loads(dump(with_operations, False, True))
 
 

@@ -14,14 +14,12 @@ in doubt is cut: messages between two ranks, of which each counts alone, and CUD
 from __future__ import annotations
 
 import functools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
@@ -34,6 +32,7 @@ from ncclops.restart._groups import (
     outlive,
     pending_operations,
     recorded_groups,
+    recorded_of_gloo,
 )
 from ncclops.restart._kept_group import Entries
 from ncclops.restart.regroup import Had
@@ -126,13 +125,6 @@ _groups: tuple[KeptGroup, ...] = ()
 _lock = threading.Lock()
 _in_use_since: int | None = None
 _waits_since: float | None = None
-
-
-def recorded_of_gloo() -> dict[Any, dict[str, int]]:
-    """What the recorder has of Gloo's groups, by its numbers; of ended ones as well."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
-    found: dict[Any, dict[str, int]] = {}
-    return found if dump is None else pickle.loads(dump(False, False, True)).get("pg_status", found)
 
 
 # --- while the function runs ----------------------------------------------------------------------
