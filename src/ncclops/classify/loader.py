@@ -141,7 +141,9 @@ def standing_signatures() -> SignatureSet:
     """
     try:
         directories = standing_directories()
-        return load_signatures(*directories) if directories else shipped_signatures()
+        if directories:
+            return load_signatures(*directories, cache=Cache.of_user())
+        return shipped_signatures()
     except (UsageError, OSError) as error:
         log.warning("only the shipped signatures are used: %s", error)
         return shipped_signatures()
@@ -149,8 +151,11 @@ def standing_signatures() -> SignatureSet:
 
 @lru_cache
 def shipped_signatures() -> SignatureSet:
-    """The shipped signatures, read once in each process: that takes 0.15 s of a core."""
-    return load_signatures()
+    """The shipped signatures, read once in each process.
+
+    Without the user's cache that takes 0.15 s of a core, twice at each start of a job.
+    """
+    return load_signatures(cache=Cache.of_user())
 
 
 def _shipped(cache: Cache) -> Iterator[Signature]:

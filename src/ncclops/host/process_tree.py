@@ -72,11 +72,16 @@ def others_children(before: AbstractSet[int]) -> set[int]:
 
 def children() -> set[int]:
     """The PIDs of this process's children, zombies too."""
+    return {child.pid for child in psutil.Process().children()} if _has_children() else set()
+
+
+def _has_children() -> bool:
+    """Zombies too. Known without a look at all processes of the machine."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return set()  # as nearly always, and known without a look at all processes
-    return {child.pid for child in psutil.Process().children()}
+        return False
+    return True
 
 
 def _session(pid: int) -> int | None:
@@ -92,6 +97,8 @@ def _descendants(
     trees_of_others: Callable[[], AbstractSet[int]],
 ) -> list[psutil.Process]:
     """Living descendants of this process; zombies are reaped on the way."""
+    if not _has_children():
+        return []
     living, others = [], set(trees_of_others())
     for process in psutil.Process().children(recursive=True):  # a parent before its children
         try:
