@@ -139,6 +139,37 @@ def test_what_no_program_sees_together(text: str) -> None:
     assert clashes(text) == []
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "LEVEL=INOF\nexport NCCL_DEBUG=$LEVEL",
+        'export LEVEL=INOF\necho "LEVEL=$LEVEL"\nexport NCCL_DEBUG="${LEVEL:-WARN}"',
+        "LEVEL=INOF\nmpirun -x NCCL_DEBUG=${LEVEL} ./train",
+        "LEVEL=INOF\nNCCL_DEBUG=$LEVEL python train.py",
+    ],
+)
+def test_a_value_that_one_variable_hands_to_another_is_known(script: str) -> None:
+    assert [(f.rule, f.level) for f in found(script)] == [("bad-value", "error")]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "if a; then LEVEL=INOF; fi",
+        "LEVEL=INOF\nif a; then LEVEL=INFO; fi",
+        "LEVEL=INOF\nread -r LEVEL",
+        "LEVEL=INOF\nfor LEVEL in INFO WARN; do",
+        "LEVEL=INOF\nwhile getopts l: LEVEL; do",
+        "LEVEL=$(level INOF)",
+        "LEVEL='INOF INFO'",
+        "a() { LEVEL=INOF; }",
+    ],
+)
+def test_a_value_that_may_be_another_is_not(script: str) -> None:
+    end = "\ndone" if script.endswith("do") else ""
+    assert not found(f"{script}\nexport NCCL_DEBUG=$LEVEL{end}")
+
+
 def test_what_a_later_line_may_change_is_no_error() -> None:
     text = 'export NCCL_NET=IB\nif [ "$1" ]; then\n  export NCCL_IB_DISABLE=1\nfi\n. more.sh\n'
     assert clashes(text) == [("warning", 3)]

@@ -148,6 +148,11 @@ class Scope:
             self._state.changed = True
 
     @property
+    def is_certain(self) -> bool:
+        """Whether what happens here certainly does: outside all branches."""
+        return self._branches == 0 and not self._state.ended
+
+    @property
     def exports_all(self) -> bool:
         """Whether what is assigned reaches programs without more (``set -a``)."""
         return self._state.export_all

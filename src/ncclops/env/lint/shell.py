@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ncclops.env.lint import directives, slips
+from ncclops.env.lint.constants import Constants
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import ASSIGNMENT, kept_back, names_passed, passed, value_of
@@ -72,6 +73,7 @@ def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int
     """Tell ``found`` what ``text`` sets; ``begin`` is the environment that it starts in."""
     scope = Scope(found, [*begin, *directives.settings_of(text, line, found)])
     reader = _Reader(scope)
+    reader.constants = Constants(text)
     reader.of_scheduler = _SCHEDULER.search(text) is not None
     reader.read(text, line)
     found.slips.extend(slips.after_job(s) for s in scope.late if is_setting_of_interest(s.name))
@@ -94,6 +96,7 @@ class _Reader:
         self.called: set[str] = set()
         # What ``APPTAINERENV_NAME=…`` sets for containers, until it is exported.
         self.for_containers: dict[str, Setting] = {}
+        self.constants = Constants("")
         self.calls = 0
         self.of_scheduler = False
 
@@ -188,7 +191,7 @@ class _Reader:
             self._array(name, elements)
         for document in command.documents:
             self._document(document, command)
-        words = command.words
+        words = [self.constants.put_into(word) for word in command.words]
         for word in words:
             for document in gathered_in(word):
                 self._taken(document)
@@ -238,6 +241,8 @@ class _Reader:
         plus = name.endswith("+")
         name = name.rstrip("+")
         value = None if plus else value_of(text, word)
+        if value is not None and self.scope.is_certain and not self.depth:
+            self.constants.learn(name, value)
         line = word.line + word.raw[: word.raw.find("=") + 1].count("\n")
         prefixed = re.fullmatch(rf"(?:APPTAINERENV|SINGULARITYENV)_({NAME})", name)
         if prefixed:
