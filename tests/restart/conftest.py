@@ -7,7 +7,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,30 @@ def print_logs(directory: Path) -> None:
 def lanes(*names: str, extended: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     """As ``tests.lanes.lanes``; with GPUs, they run on real ones as well."""
     return any_lanes(*names, marks=(pytest.mark.gpu,), extended=extended)
+
+
+def lanes_with(
+    parameters: str, values: Sequence[Any], names: Sequence[str]
+) -> pytest.MarkDecorator:
+    """The test runs on several lanes and with several ``values`` of other ``parameters``.
+
+    In the gate each lane and each value comes at least once, in combinations that differ; all
+    combinations run with ``--extended``.
+    """
+    in_gate = {
+        (number % len(values), number % len(names))
+        for number in range(max(len(values), len(names)))
+    }
+    combinations = []
+    for at, value in enumerate(values):
+        each = value if "," in parameters else (value,)
+        for number, name in enumerate(names):
+            marks = [pytest.mark.gpu] if LANES[name].needs_gpus else []
+            if (at, number) not in in_gate:
+                marks.append(pytest.mark.extended)
+            words = "-".join(map(str, (name, *each)))
+            combinations.append(pytest.param(LANES[name], *each, id=words, marks=marks))
+    return pytest.mark.parametrize(f"lane,{parameters}", combinations, indirect=["lane"])
 
 
 class Job:

@@ -14,7 +14,7 @@ from ncclops.restart._handled import is_handled
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
 from ncclops.restart.exception import RankShouldRestart
 
-from .conftest import Job, lanes
+from .conftest import Job, lanes, lanes_with
 from .test_faults import causes
 
 
@@ -39,8 +39,7 @@ def test_the_rank_that_began_is_the_cause(job: Job, how: str, cause: str) -> Non
 
 
 @pytest.mark.slow
-@lanes("nccl", "mixed")
-@pytest.mark.parametrize("how", ["a message", "the end of its groups"])
+@lanes_with("how", ["a message", "the end of its groups"], ["nccl", "mixed"])
 def test_a_rank_whose_gpu_waits_is_not_the_cause(job: Job, how: str) -> None:
     assert set(job.start(3, "blame_programs:waiting_on_the_device", how=how).wait().values()) == {0}
     assert causes(job) == {("soft-timeout", 1)}

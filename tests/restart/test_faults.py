@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job, lanes, wait_until
+from .conftest import Job, lanes, lanes_with, wait_until
 
 
 def returned_from(job: Job, iteration: int) -> list[int]:
@@ -24,8 +24,7 @@ def causes(job: Job) -> set[tuple[str, int]]:
 # --- exceptions -------------------------------------------------------------------------------
 
 
-@lanes("gloo", "nccl", "nccl-eager", "mixed")
-@pytest.mark.parametrize("faulty", [[1], [0, 2], [0, 1, 2]], ids=["one", "several", "all"])
+@lanes_with("faulty", [[1], [0, 2], [0, 1, 2]], ["gloo", "nccl", "nccl-eager", "mixed"])
 def test_exceptions_restart_all_ranks_in_the_same_processes(job: Job, faulty: list[int]) -> None:
     assert job.start(3, "raising", on=faulty, at=[0]).wait() == {0: 0, 1: 0, 2: 0}
     assert returned_from(job, 1) == [0, 1, 2]
@@ -66,7 +65,7 @@ def test_an_exception_in_the_first_line_of_the_next_iterations(job: Job) -> None
     assert returned_from(job, 3) == [0, 1]
 
 
-@lanes("gloo", "nccl", "nccl-eager")
+@lanes("gloo", "nccl", extended=("nccl-eager",))
 def test_too_many_faults_end_the_job_with_the_exceptions_chained(job: Job) -> None:
     codes = job.start(2, "raising", on=[1], at=list(range(9)), limit=2).wait()
     assert codes == {0: 1, 1: 1}
@@ -83,8 +82,7 @@ def test_too_many_faults_end_the_job_with_the_exceptions_chained(job: Job) -> No
 # --- ranks that leave or die ------------------------------------------------------------------
 
 
-@lanes("gloo", "nccl")
-@pytest.mark.parametrize("on", [0, 1])
+@lanes_with("on", [0, 1], ["gloo", "nccl"])
 def test_a_rank_that_exits_leaves_and_the_others_go_on(job: Job, on: int) -> None:
     codes = job.start(3, "leaving", on=[on], how="exit").wait()
     assert codes == {0: 0, 1: 0, 2: 0} | {on: 5}
@@ -101,9 +99,11 @@ def test_a_keyboard_interrupt_ends_its_rank(job: Job) -> None:
     assert "KeyboardInterrupt" in job.events("raised")[0]["error"]
 
 
-@lanes("gloo", "nccl")
-@pytest.mark.parametrize("on", [0, 2])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+@lanes_with(
+    "on,how",
+    [(0, "SIGKILL"), (0, "SIGTERM"), (2, "SIGTERM"), (2, "SIGKILL")],
+    ["gloo", "nccl"],
+)
 def test_a_killed_rank_is_not_replaced_and_the_others_go_on(job: Job, on: int, how: str) -> None:
     codes = job.start(3, "leaving", on=[on], how=how).wait()
     assert codes == {0: 0, 1: 0, 2: 0} | {on: -signal.Signals[how]}
@@ -196,10 +196,9 @@ def test_a_hang_that_releases_the_gil_is_interrupted_and_the_rank_survives(
     job.expect_no_orphans()
 
 
-@lanes("gloo", "nccl")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "evidence"), [("gil", "in gil_holding_sleep"), ("stop", "hard timeout")]
+@lanes_with(
+    "how,evidence", [("gil", "in gil_holding_sleep"), ("stop", "hard timeout")], ["gloo", "nccl"]
 )
 def test_a_hang_that_nothing_can_interrupt_is_ended_at_the_hard_timeout(
     job: Job, how: str, evidence: str

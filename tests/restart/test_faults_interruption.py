@@ -7,7 +7,7 @@ import signal
 import pytest
 from torch import distributed as dist
 
-from .conftest import Job, lanes
+from .conftest import Job, lanes, lanes_with
 from .test_faults import causes, returned_from
 
 
@@ -103,8 +103,7 @@ def test_ranks_blocked_in_the_receipt_of_a_message(job: Job) -> None:
     job.expect_no_orphans()
 
 
-@lanes("nccl", "nccl-eager", "mixed")
-@pytest.mark.parametrize("on", ["device", "stream", "item"])
+@lanes_with("on", ["device", "stream", "item"], ["nccl", "nccl-eager", "mixed"])
 def test_nothing_is_done_with_what_a_collective_has_not_delivered(job: Job, on: str) -> None:
     """The abort ends the wait for the device without an error."""
     times = 20

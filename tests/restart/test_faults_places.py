@@ -13,16 +13,20 @@ from .test_faults import causes, returned_from
 
 # Killed in ``initialize`` it leaves the others in NCCL, in the making of a communicator: that ends
 # them, see docs/restart.md.
-PLACES = [("gloo", "finalize"), ("gloo", "health_check"), ("gloo", "initialize")]
-PLACES += [("nccl", "finalize"), ("nccl", "health_check")]
+PLACES = [("gloo", "finalize", 0), ("gloo", "health_check", 2), ("gloo", "initialize", 0)]
+PLACES += [("nccl", "finalize", 2), ("nccl", "health_check", 0)]
+THE_OTHER_RANK = [(lane, place, 2 - on) for lane, place, on in PLACES]
 
 
-@pytest.mark.parametrize("on", [0, 2])
 @pytest.mark.parametrize(
-    ("lane", "place"),
-    [(LANES[lane], place) for lane, place in PLACES],
+    ("lane", "place", "on"),
+    [(LANES[lane], place, on) for lane, place, on in PLACES]
+    + [
+        pytest.param(LANES[lane], place, on, marks=pytest.mark.extended)
+        for lane, place, on in THE_OTHER_RANK
+    ],
     indirect=["lane"],
-    ids=["-".join(pair) for pair in PLACES],
+    ids=["-".join(map(str, each)) for each in PLACES + THE_OTHER_RANK],
 )
 def test_a_rank_that_is_killed_on_the_way_to_the_next_iteration(
     job: Job, place: str, on: int

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakegpu.host import Host
 
-from .conftest import Job, lanes
+from .conftest import Job, lanes, lanes_with
 from .test_faults import causes, returned_from
 from .test_faults_interruption import iterations
 
@@ -40,8 +40,7 @@ def test_a_group_that_connects_while_it_is_made_is_aborted(job: Job) -> None:
     assert causes(job) == {("exception", 1)}
 
 
-@lanes("nccl", "nccl-eager", "mixed")
-@pytest.mark.parametrize("slow", ["ncclCommFinalize", "ncclCommDestroy"])
+@lanes_with("slow", ["ncclCommFinalize", "ncclCommDestroy"], ["nccl", "nccl-eager", "mixed"])
 def test_groups_that_are_just_ending_are_ended_once(job: Job, host: Host, slow: str) -> None:
     """torch ends them in the main thread, slowly, while they are aborted."""
     host.set(f"{slow} delay=1", "ncclCommAbort delay=1")
