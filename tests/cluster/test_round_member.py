@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from ncclops.cluster import store_values
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.records import RefusedRecord
+from ncclops.cluster.rendezvous_backends import TorchBackend
 from ncclops.cluster.rendezvous_link import Config, Link, Refused
 from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
@@ -108,3 +110,30 @@ def test_another_job_of_the_same_name_is_refused(
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Refused, match=why):
         RendezvousProcess(config(server, tmp_path, 0), theirs)
+
+
+def test_a_clock_that_is_set_while_the_job_runs_is_no_difference(
+    server: dist.TCPStore, first: RoundMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.set("round/facts/1", store_values.encode(facts(1)))
+    server.set("round/offset/1", "0.0")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    first._exchange(facts(0))
+    assert abs(float(server.get("round/clock")) - datetime.now().timestamp()) < 3600
+
+
+def test_torch_judges_nodes_by_a_clock_that_nobody_sets(
+    server: dist.TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    monkeypatch.setattr(dynamic_rendezvous, "datetime", datetime)
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        TorchBackend(Link(config(server, tmp_path, 0), ours))
+        began = dynamic_rendezvous.datetime.now(UTC)
+        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monkeypatch.setattr(time, "clock_gettime", lambda _: boot + 7 * 86400)
+        later = dynamic_rendezvous.datetime.now(UTC)
+    assert timedelta(days=6) < later - began < timedelta(days=8)
+    assert type(began) is datetime, "other nodes unpickle it"
