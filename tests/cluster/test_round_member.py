@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -137,3 +138,17 @@ def test_torch_judges_nodes_by_a_clock_that_nobody_sets(
         later = dynamic_rendezvous.datetime.now(UTC)
     assert timedelta(days=6) < later - began < timedelta(days=8)
     assert type(began) is datetime, "other nodes unpickle it"
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 1), (0, 1), (2, 2)])
+def test_a_round_in_which_nodes_have_lost_each_other_is_refused(
+    server: dist.TCPStore, tmp_path: Path, rank: int, size: int
+) -> None:
+    """As torch gives it out where clocks that differ were allowed: rank 1 of one node."""
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        backend = TorchBackend(Link(config(server, tmp_path, 0), ours))
+        met = SimpleNamespace(rank=rank, world_size=size, store=server)
+        backend._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=lambda: met)
+        with pytest.raises(Refused, match=f"node {rank} of {size} here.*do their clocks agree"):
+            backend.meet(0)

@@ -103,6 +103,12 @@ class TorchBackend:
             raise NotNeeded from None
         finally:
             met.set()
+        if joined.world_size < max(config.active, joined.rank + 1):
+            raise Refused(
+                f"the nodes lost each other while they met: node {joined.rank} of"
+                f" {joined.world_size} here. torch compares the times of their heartbeats: do their"
+                " clocks agree?"
+            )
         if joined.rank == 0:
             joined.store.set("ncclops", os.urandom(8).hex())
         prefix = f"ncclops/{config.job_id}/{joined.store.get('ncclops').decode()}"
