@@ -473,7 +473,6 @@ def test_a_host_that_reports_what_it_cannot_have_seen_is_not_heard(said: dict[st
     good = Outcome(src=1, seen=(dead(2, sources={1: 40000}),), skipped=(0,), names={3: ("::1",)})
     assert plan.may_say(1, good)
     assert not plan.may_say(1, msgspec.structs.replace(good, **said))
-    assert not plan.may_say(None, good), "it is no host of the meeting"
 
 
 @pytest.mark.parametrize("address", ["", "n1", "999.0.0.1", "10.0.0.1/8"])

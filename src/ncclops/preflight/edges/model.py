@@ -132,11 +132,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[Facts, ...]
 
-    def number_of(self, uid: str) -> int | None:
-        """How everybody counts the host with this ``uid``; None where it is not among them."""
-        return next((n for n, each in enumerate(self.hosts) if each.uid == uid), None)
+    def numbers(self) -> dict[str, int]:
+        """How everybody counts the hosts, by their ``uid``."""
+        return {each.uid: number for number, each in enumerate(self.hosts)}
 
-    def may_say(self, number: int | None, said: Outcome) -> bool:
+    def may_say(self, number: int, said: Outcome) -> bool:
         """Whether host ``number`` can have ``said`` that: of itself, hosts and ports there are."""
 
         def is_other(host: int) -> bool:

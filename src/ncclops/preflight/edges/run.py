@@ -158,7 +158,7 @@ class _Part:
             await meeting.answer("plan", plan)
         else:
             plan = await meeting.hear("plan", Plan, left + limits.join + limits.slack)
-        me = plan.number_of(facts.uid)
+        me = plan.numbers().get(facts.uid)
         if me is None:
             raise Unmet("this host came too late: the others had begun without it")
         return me, await self._rounds(meeting, plan, me, came)
@@ -181,7 +181,7 @@ class _Part:
         if meeting.gathers:
             left = max(1.0, began + patience - time.monotonic())
             first = await self._outcomes("first", meeting, plan, facts, left)
-            facts = {n: each for n, each in facts.items() if plan.number_of(each.uid) in first}
+            facts = {arrival: facts[arrival] for arrival in self._arrivals.values()}
             again = Again(edges=schedule.again(len(plan.hosts), first))
             await meeting.answer("again", again)
         else:
@@ -220,13 +220,12 @@ class _Part:
         """What hosts report of a round, by their numbers; one that reports what it cannot have
         seen, or for another host, is as if it had not."""
         heard = await meeting.gather(topic, Outcome, facts, within_s)
-        told = {
-            arrival: each
-            for arrival, each in heard.items()
-            if plan.may_say(plan.number_of(facts[arrival].uid), each)
-        }
-        self._arrivals |= {each.src: arrival for arrival, each in told.items()}
-        return {each.src: each for each in told.values()}
+        numbers, told = plan.numbers(), dict[int, Outcome]()
+        for arrival, each in heard.items():
+            if plan.may_say(numbers[facts[arrival].uid], each):
+                told[each.src] = each
+                self._arrivals[each.src] = arrival
+        return told
 
 
 def _ordered(hosts: object) -> tuple[Facts, ...]:
