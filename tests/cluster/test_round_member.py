@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from ncclops.cluster import store_values
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.records import RefusedRecord
+from ncclops.cluster.rendezvous_backends import TorchBackend
 from ncclops.cluster.rendezvous_link import Config, Link, Refused
 from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
@@ -108,3 +111,44 @@ def test_another_job_of_the_same_name_is_refused(
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Refused, match=why):
         RendezvousProcess(config(server, tmp_path, 0), theirs)
+
+
+def test_a_clock_that_is_set_while_the_job_runs_is_no_difference(
+    server: dist.TCPStore, first: RoundMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.set("round/facts/1", store_values.encode(facts(1)))
+    server.set("round/offset/1", "0.0")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    first._exchange(facts(0))
+    assert abs(float(server.get("round/clock")) - datetime.now().timestamp()) < 3600
+
+
+def test_torch_judges_nodes_by_a_clock_that_nobody_sets(
+    server: dist.TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    monkeypatch.setattr(dynamic_rendezvous, "datetime", datetime)
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        TorchBackend(Link(config(server, tmp_path, 0), ours))
+        began = dynamic_rendezvous.datetime.now(UTC)
+        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monkeypatch.setattr(time, "clock_gettime", lambda _: boot + 7 * 86400)
+        later = dynamic_rendezvous.datetime.now(UTC)
+    assert timedelta(days=6) < later - began < timedelta(days=8)
+    assert type(began) is datetime, "other nodes unpickle it"
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 1), (0, 1), (2, 2)])
+def test_a_round_in_which_nodes_have_lost_each_other_is_refused(
+    server: dist.TCPStore, tmp_path: Path, rank: int, size: int
+) -> None:
+    """As torch gives it out where clocks that differ were allowed: rank 1 of one node."""
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        backend = TorchBackend(Link(config(server, tmp_path, 0), ours))
+        met = SimpleNamespace(rank=rank, world_size=size, store=server)
+        backend._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=lambda: met)
+        with pytest.raises(Refused, match=f"node {rank} of {size} here.*do their clocks agree"):
+            backend.meet(0)

@@ -162,6 +162,13 @@ def test_a_run_that_goes_on_is_counted_until_now() -> None:
     assert spans(TRAINING)[-1].end == 75
 
 
+def test_of_a_run_whose_beginning_is_not_recorded_nothing_is_claimed() -> None:
+    """Its run directory was removed meanwhile, or the record of events cut, and begins later."""
+    rest = [*TRAINING[2:], WorkerStartedEvent(ts=76, rank=0), StepEvent(ts=90, step=60)]
+    assert spans(rest, now=95) == []
+    assert measure(spans(rest, now=95)).ratio is None
+
+
 def test_goodput_adds_up() -> None:
     goodput = measure([Span("start-up", 0, 10), Span("steps", 10, 90), Span("redone", 90, 100)])
     assert goodput.ratio == pytest.approx(0.8)

@@ -13,6 +13,7 @@ from ncclops.record.events import (
     FaultEvent,
     RestartEvent,
     RetryEvent,
+    RunStartedEvent,
     StepEvent,
     VerdictEvent,
     WorkerExitedEvent,
@@ -64,6 +65,7 @@ def test_a_restart_in_place_is_told_by_its_phases() -> None:
 def test_new_processes_and_a_start_in_vain() -> None:
     found = of(
         [
+            RunStartedEvent(ts=0, run_id="r", world_size=1),
             WorkerStartedEvent(ts=0, rank=0),
             WorkerExitedEvent(ts=10, rank=0, exit_code=1),
             FaultEvent(ts=12, cause="it raised", rank=0),

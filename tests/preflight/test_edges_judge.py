@@ -11,7 +11,17 @@ import pytest
 from ncclops.preflight.edges import schedule
 from ncclops.preflight.edges.explain import Edge, explain
 from ncclops.preflight.edges.judge import judge
-from ncclops.preflight.edges.model import Address, Cause, Facts, How, Outcome, Place, Seen, Verdict
+from ncclops.preflight.edges.model import (
+    Address,
+    Cause,
+    Facts,
+    How,
+    Outcome,
+    Place,
+    Plan,
+    Seen,
+    Verdict,
+)
 from ncclops.preflight.edges.schedule import edges_between
 from ncclops.preflight.edges.sentences import tell
 
@@ -440,3 +450,36 @@ def test_a_subnet_that_reaches_nobody_is_one_finding() -> None:
     groups = {"subnet": {"10.0.1.0/24": [0, 1, 2], "10.0.2.0/24": [3, 4, 5]}}
     (claim,) = explain(range(N), failed, never, groups)
     assert (claim.shape, claim.a, claim.by) == ("group", (0, 1, 2), "subnet: 10.0.1.0/24")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"src": 2},
+        {"src": 99},
+        {"seen": (Seen(dst=N),)},
+        {"seen": (Seen(dst=1),)},
+        {"seen": (dead(-1),)},
+        {"seen": (Seen(dst=2, failed={400: "timeout"}),)},
+        {"seen": (Seen(dst=2, passed=(-30,)),)},
+        {"seen": (Seen(dst=2, failed={1: "other"}, other=55),)},
+        {"skipped": (N,)},
+        {"names": {55: ("10.0.0.1",)}},
+    ],
+    ids=str,
+)
+def test_a_host_that_reports_what_it_cannot_have_seen_is_not_heard(said: dict[str, Any]) -> None:
+    plan = Plan(hosts=tuple(map(host, range(N))))
+    good = Outcome(src=1, seen=(dead(2, sources={1: 40000}),), skipped=(0,), names={3: ("::1",)})
+    assert plan.may_say(1, good)
+    assert not plan.may_say(1, msgspec.structs.replace(good, **said))
+
+
+@pytest.mark.parametrize("address", ["", "n1", "999.0.0.1", "10.0.0.1/8"])
+@pytest.mark.parametrize("kind", [Address, Place])
+def test_a_host_whose_address_is_none_is_not_heard(
+    kind: type[Address] | type[Place], address: str
+) -> None:
+    told = {"interface": "eth0", "address": address, "prefix": 24, "family": 4}
+    with pytest.raises(msgspec.ValidationError, match="does not appear to be an IPv4"):
+        msgspec.convert(told, kind)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ncclops.cluster import messages
 from ncclops.cluster.rendezvous_link import Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
+from ncclops.cluster.steady_clock import SteadyDatetime
 
 # Between two looks at which nodes are there. torch's rendezvous keeps that in one value that
 # changes with each heartbeat: there is no key to wait for.
@@ -41,10 +42,11 @@ class TorchBackend:
     """torch.distributed.elastic's c10d rendezvous; each attempt is a round of it."""
 
     def __init__(self, link: Link) -> None:
-        from torch.distributed.elastic.rendezvous import RendezvousParameters
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+        if getattr(dynamic_rendezvous, "datetime", None) is datetime:
+            dynamic_rendezvous.datetime = SteadyDatetime
         config = link.config
         self._link = link
         parameters = RendezvousParameters(
@@ -65,7 +67,7 @@ class TorchBackend:
             keep_alive_max_attempt=config.missed_beats,
         )
         backend, store = create_backend(parameters)
-        self._handler = create_handler(store, backend, parameters)
+        self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
         self._seen: list[str] = []  # who was here when a node last came or went
 
     def meet(self, attempt: int) -> RoundMember:  # noqa: ARG002 - torch counts the rounds itself
@@ -101,6 +103,12 @@ class TorchBackend:
             raise NotNeeded from None
         finally:
             met.set()
+        if joined.world_size < max(config.active, joined.rank + 1):
+            raise Refused(
+                f"the nodes lost each other while they met: node {joined.rank} of"
+                f" {joined.world_size} here. torch compares the times of their heartbeats: do their"
+                " clocks agree?"
+            )
         if joined.rank == 0:
             joined.store.set("ncclops", os.urandom(8).hex())
         prefix = f"ncclops/{config.job_id}/{joined.store.get('ncclops').decode()}"

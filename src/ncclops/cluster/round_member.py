@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ncclops.cluster import messages, store_values
+from ncclops.cluster import messages, steady_clock, store_values
 from ncclops.cluster.heartbeat import SILENT_AFTER, HeartbeatWatch, Unread, watched_by
 from ncclops.cluster.records import (
     BackRecord,
@@ -77,12 +77,13 @@ class RoundMember:
         """Node 0 gets the facts of all nodes, and each node the offset of its clock.
 
         Node 0 publishes its time once all nodes wait for it: so the difference between that time
-        and a node's own is the offset of the clocks plus one message.
+        and a node's own is the offset of the clocks plus one message. Of the clocks as they were
+        when the job began: one that is set later is no reason to end it.
         """
         if self.rank == 0:
             self._store.set(self._facts_key(0), store_values.encode(facts))
             self._gather()
-            self._store.set(f"{self.prefix}/clock", repr(time.time()))
+            self._store.set(f"{self.prefix}/clock", repr(steady_clock.now()))
             if (gathered := self._all_facts()) is None:
                 return
             self._wait_for([self._offset_key(rank) for rank in range(1, self.size)])
@@ -96,7 +97,7 @@ class RoundMember:
             return
         self._store.set(self._facts_key(self.rank), store_values.encode(facts))
         self._wait_for([f"{self.prefix}/clock"])
-        now = time.time()
+        now = steady_clock.now()
         offset = now - float(self._store.get(f"{self.prefix}/clock"))
         self._store.set(self._offset_key(self.rank), f"{offset:.6f}")
 

@@ -26,7 +26,7 @@ from ncclops.record import event_log, incident_record, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import GpuFault
 from ncclops.record.events import Event, GpuFaultEvent
-from ncclops.record.paths import EVENTS, INCIDENT, RunPaths, numbered
+from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story, TriedStep
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
@@ -142,7 +142,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     paths = RunPaths(run)
     notes: list[str] = []
     if not paths.holds_run():
-        raise UsageError(f"{run} holds no run (no {EVENTS}): name a run directory")
+        raise runs.no_run(run)
     verdict = _document(VERDICT, paths.verdict, notes)
     started = _document(RUN, paths.run, notes)
     events = sorted(event_log.read(paths.events), key=lambda event: event.ts)

@@ -99,10 +99,13 @@ class SpansSoFar:
         self._timeline.take(event)
 
     def until(self, now: float) -> list[Span]:
-        """The spans until ``now``, in seconds since the epoch; none before the first event."""
+        """The spans until ``now``, in seconds since the epoch; none of a run whose beginning is not
+        recorded: what lay before would count as nothing."""
+        if not self._timeline.has_begun:
+            return []
         timeline = copy.copy(self._timeline)
         timeline.spans = list(timeline.spans)
-        if not timeline.over and timeline.has_begun:
+        if not timeline.over:
             timeline.close(now)
         return timeline.spans
 
@@ -112,7 +115,7 @@ class _Timeline:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self.over = False
+        self.has_begun = self.over = False
         self._kind: SpanKind = "start-up"
         self._since: float | None = None
         self._furthest = -1  # the highest step ever done
@@ -121,16 +124,14 @@ class _Timeline:
         self._exited: float | None = None  # the first worker's end, unless the others went on
         self._restarted: list[int] = []  # ranks whose faults the last restart was for
 
-    @property
-    def has_begun(self) -> bool:
-        return self._since is not None
-
     def take(self, event: Event) -> None:
         """One more event, in order of time."""
         ts = event.ts
         if self._since is None:
             self._since = ts
         match event:
+            case RunStartedEvent():
+                self.has_begun = True
             case WorkerStartedEvent():
                 self._begin_iteration("start-up", ts)
             case BootstrappedEvent() if self._kind == "start-up":

@@ -68,6 +68,19 @@ def refuse_several(directory: Path) -> None:
         )
 
 
+def no_run(directory: Path, text: str | None = None) -> UsageError:
+    """What to raise for a ``directory``, named as ``text``, that holds no run, or none that this
+    user may look into."""
+    named = text or directory
+    try:
+        RunPaths(directory).events.stat()
+    except PermissionError as error:
+        return UsageError(f"cannot read {named} ({error.strerror}): ask as its owner")
+    except OSError:
+        pass
+    return UsageError(f"{named} holds no run (no {EVENTS}): name a run directory")
+
+
 def some_of(runs: Iterable[Path]) -> str:
     """The names of ``runs``, cut where there are many."""
     names = [run.name for run in runs]
@@ -81,7 +94,7 @@ def _named(text: str, parent: Path) -> Path:
         return direct.resolve()
     if direct.exists():
         refuse_several(direct)
-        raise UsageError(f"{text} holds no run (no {EVENTS}): name a run directory")
+        raise no_run(direct, text)
     fitting = [run for run in _runs(parent) if text and run.name.startswith(text)]
     exact = [run for run in fitting if run.name == text]
     match exact or fitting:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from ncclops.errors import UsageError
-from ncclops.record import event_log, incident_record, receipt_records
+from ncclops.record import event_log, incident_record, receipt_records, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.events import Event
 from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.lines import read_records
-from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.record.paths import RunPaths, numbered
 from ncclops.record.preflight_record import PREFLIGHT, PreflightRecord
 from ncclops.record.receipt_records import StepRecord
 from ncclops.record.run_record import RUN, RunRecord
@@ -75,7 +75,7 @@ def read(path: Path) -> Records:
     """
     paths = RunPaths(path)
     if not paths.holds_run():
-        raise UsageError(f"{path} holds no run (no {EVENTS}): name a run directory")
+        raise runs.no_run(path)
     redactor = Redactor()
     events = [_without_secrets(event, redactor) for event in event_log.read(paths.events)]
     return Records(

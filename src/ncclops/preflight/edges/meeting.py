@@ -163,14 +163,21 @@ class Meeting:
         await self._set(topic, value)
 
     async def hear(self, topic: str, kind: type[M], within_s: float) -> M:
-        """What the host that gathers publishes. Raises ``Unmet`` where it does not, in time."""
+        """What the host that gathers publishes. Raises ``Unmet`` where it does not, in time, or
+        publishes something else."""
         data = await self._wait(topic, within_s)
         if data is None:
             raise Unmet(
                 f"no {topic} came from the host that gathers for all, within {within_s:.0f} s:"
                 " it has ended, or its link is lost; its output says more"
             )
-        return msgspec.json.decode(data, type=kind)
+        if (said := _decoded(data, kind)) is None:
+            raise Unmet(
+                f"the {topic} that came from the host that gathers for all cannot be read: install"
+                " the same version of ncclops on all hosts, and give each meeting in a store its"
+                " own --rdzv-id"
+            )
+        return said
 
     async def gather(
         self, topic: str, kind: type[M], numbers: Iterable[int], within_s: float
@@ -181,9 +188,8 @@ class Meeting:
         for number in numbers:
             left_s = deadline - time.monotonic()
             data = await self._wait(f"{topic}/{number}", max(0.0, left_s))
-            if data is not None:
-                with contextlib.suppress(msgspec.MsgspecError):  # as if it had not come
-                    found[number] = msgspec.json.decode(data, type=kind)
+            if data is not None and (said := _decoded(data, kind)) is not None:
+                found[number] = said  # what cannot be read is as if it had not come
         return found
 
     async def _set(self, key: str, value: object, within_s: float = 0.0) -> None:
@@ -213,6 +219,14 @@ class Meeting:
 
         lost = f"the store at {self._where.address} was lost"
         return await _call(read, within_s + _ANSWER_S, lost)
+
+
+def _decoded(data: bytes, kind: type[M]) -> M | None:
+    """What another host has published; None where it is no ``kind``."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError):  # of msgspec and of Unicode
+        return None
 
 
 def ask_for_small_packets(listener: socket.socket) -> None:

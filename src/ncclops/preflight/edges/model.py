@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
 import msgspec
@@ -54,6 +55,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     family: int
     running: bool = True
 
+    def __post_init__(self) -> None:
+        ipaddress.ip_interface(f"{self.address}/{self.prefix}")  # other hosts say it: ValueError
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where NCCL would listen. ``mtu`` in bytes, 0 if unknown; ``mac`` of the interface."""
@@ -64,6 +68,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     family: int
     mtu: int = 0
     mac: str = ""
+
+    def __post_init__(self) -> None:
+        ipaddress.ip_interface(f"{self.address}/{self.prefix}")
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +131,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All hosts that came, in the order in which everybody counts them."""
 
     hosts: tuple[Facts, ...]
+
+    def numbers(self) -> dict[str, int]:
+        """How everybody counts the hosts, by their ``uid``."""
+        return {each.uid: number for number, each in enumerate(self.hosts)}
+
+    def may_say(self, number: int, said: Outcome) -> bool:
+        """Whether host ``number`` can have ``said`` that: of itself, hosts and ports there are."""
+
+        def is_other(host: int) -> bool:
+            return 0 <= host < len(self.hosts) and host != number
+
+        def is_slot(host: int, slot: int) -> bool:
+            return 0 <= slot < len(self.hosts[host].ports)
+
+        return (
+            said.src == number
+            and all(map(is_other, (*said.skipped, *said.names, *(each.dst for each in said.seen))))
+            and all(
+                is_slot(each.dst, slot)
+                for each in said.seen
+                for slot in (*each.failed, *each.passed, *each.sources)
+            )
+            and all(each.other < len(self.hosts) for each in said.seen)
+        )
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

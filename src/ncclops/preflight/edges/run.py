@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -158,15 +158,16 @@ class _Part:
             await meeting.answer("plan", plan)
         else:
             plan = await meeting.hear("plan", Plan, left + limits.join + limits.slack)
-        me = next((n for n, each in enumerate(plan.hosts) if each.uid == facts.uid), None)
+        me = plan.numbers().get(facts.uid)
         if me is None:
             raise Unmet("this host came too late: the others had begun without it")
         return me, await self._rounds(meeting, plan, me, came)
 
     async def _rounds(
-        self, meeting: Meeting, plan: Plan, me: int, came: Collection[int]
+        self, meeting: Meeting, plan: Plan, me: int, facts: Mapping[int, Facts]
     ) -> Verdict:
-        """``came``: who has come, as the meeting counts them, where this host gathers."""
+        """``facts``: of those that have come, as the meeting counts them, where this host
+        gathers."""
         limits, count = self._limits, self._where.count
         rounds = Rounds(plan, me)
         self._note(f"{len(plan.hosts)} hosts; each connects to each")
@@ -179,9 +180,8 @@ class _Part:
         first: dict[int, Outcome] = {}
         if meeting.gathers:
             left = max(1.0, began + patience - time.monotonic())
-            heard = await meeting.gather("first", Outcome, came, left)
-            came, first = heard.keys(), _by_host(heard)
-            self._arrivals = {each.src: number for number, each in heard.items()}
+            first = await self._outcomes("first", meeting, plan, facts, left)
+            facts = {arrival: facts[arrival] for arrival in self._arrivals.values()}
             again = Again(edges=schedule.again(len(plan.hosts), first))
             await meeting.answer("again", again)
         else:
@@ -196,7 +196,7 @@ class _Part:
         second: dict[int, Outcome] = {}
         if again.edges:
             left = max(1.0, began + patience - time.monotonic())
-            second = _by_host(await meeting.gather("second", Outcome, came, left))
+            second = await self._outcomes("second", meeting, plan, facts, left)
         verdict = judge(
             plan.hosts,
             first,
@@ -208,6 +208,24 @@ class _Part:
         )
         await meeting.answer("verdict", verdict)
         return verdict
+
+    async def _outcomes(
+        self,
+        topic: str,
+        meeting: Meeting,
+        plan: Plan,
+        facts: Mapping[int, Facts],
+        within_s: float,
+    ) -> dict[int, Outcome]:
+        """What hosts report of a round, by their numbers; one that reports what it cannot have
+        seen, or for another host, is as if it had not."""
+        heard = await meeting.gather(topic, Outcome, facts, within_s)
+        numbers, told = plan.numbers(), dict[int, Outcome]()
+        for arrival, each in heard.items():
+            if plan.may_say(numbers[facts[arrival].uid], each):
+                told[each.src] = each
+                self._arrivals[each.src] = arrival
+        return told
 
 
 def _ordered(hosts: object) -> tuple[Facts, ...]:
@@ -230,11 +248,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
             digits = ""
         words.append((-1, letter))
     return words
-
-
-def _by_host(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
-    """Outcomes come by who arrived when; here by the number of the host."""
-    return {each.src: each for each in outcomes.values()}
 
 
 def _missing(where: Where, hosts: tuple[Facts, ...]) -> tuple[str, ...]:
