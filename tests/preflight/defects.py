@@ -14,8 +14,18 @@ import msgspec
 
 from ncclops.preflight.model import Status
 from ncclops.preflight.readings import Collective, Process, Space
-from tests.preflight.machines import GIB, KINDS, Machine
-from tests.preflight.planting import Defect, file, files, gpu_with, grown, limit, port
+from tests.preflight.machines import GIB, KINDS, Machine, add_device, bond
+from tests.preflight.planting import (
+    Defect,
+    counted,
+    file,
+    files,
+    gpu_with,
+    grown,
+    limit,
+    logged,
+    port,
+)
 
 BOARDS = ("hgx-ib", "hgx-roce", "cloud-vm", "efa")
 WITH_PORTS = ("hgx-ib", "hgx-roce", "cloud-vm")
@@ -160,6 +170,83 @@ def _old_fabric_manager(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _switch_ports(machine: Machine, chance: random.Random) -> str:
+    """A Blackwell board, whose switches are managed over InfiniBand; neither daemon runs."""
+    for index in (20, 21):
+        name = f"mlx5_{index}"
+        add_device(machine, chance, index, name, efa=False, roce=False, virtual=False)
+        machine.files[f"sys/class/infiniband/{name}/device/vpd"] = "NVLink Switch SMDL=SW_MNG"
+    return "host"
+
+
+def _no_subnet_manager(machine: Machine, chance: random.Random) -> str:
+    machine.processes = [*(machine.processes or []), Process(77, "nv-fabricmanage", "S")]
+    return _switch_ports(machine, chance)
+
+
+def _no_imex(machine: Machine, chance: random.Random) -> str:
+    found = _closed_channel(machine, chance)
+    machine.imex = (True,)
+    return found
+
+
+def _seven(machine: Machine, chance: random.Random) -> str:
+    """PCI has not found one at boot, so the driver knows of no more."""
+    machine.files["proc/driver/nvidia-nvswitch/devices/0000:05:00.0"] = ""
+    machine.processes = [*(machine.processes or []), Process(77, "nv-fabricmanage", "S")]
+    pci = machine.gpus.pop()["pci"]
+    machine.driver["count"] -= 1
+    for path in [path for path in machine.files if pci in path]:
+        del machine.files[path]
+    return "host"
+
+
+def _no_init(machine: Machine, chance: random.Random) -> str:
+    gpu = chance.choice(machine.gpus)
+    logged(f"NVRM: GPU {gpu['pci']}: RmInitAdapter failed! (0x62:0x65:1860)")(machine, chance)
+    return f"GPU {gpu['index']}"
+
+
+def _no_efa(machine: Machine, chance: random.Random) -> str:
+    """Its driver has not started it."""
+    for index in range(8):
+        place = f"sys/bus/pci/devices/0000:{0xA0 + index:02x}:00.0"
+        machine.files |= {f"{place}/class": "0x020000", f"{place}/vendor": "0x1d0f"}
+        machine.files |= {f"{place}/device": "0xefa2", f"{place}/driver": "/sys/drivers/efa"}
+        device = f"sys/class/infiniband/rdmap{index}s0/device"
+        machine.files[device] = f"/sys/devices/pci/0000:{0xA0 + index:02x}:00.0"
+    for path in [path for path in machine.files if "infiniband/rdmap5s0/" in path]:
+        del machine.files[path]
+    del machine.files["sys/bus/pci/devices/0000:a5:00.0/driver"]
+    return "PCI 0000:a5:00.0"
+
+
+def _bonds(mode: str) -> Callable[[Machine, random.Random], str]:
+    """Each port has a bond of two members; the second of one of them has no link."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        bad = chance.randrange(8)
+        for index in range(8):
+            bond(machine, index, mode, "down" if index == bad else "up")
+        return f"mlx5_{bad} port 1"
+
+    return plant
+
+
+def _slow_lanes(machine: Machine, chance: random.Random) -> str:
+    for index in range(8):
+        place = f"sys/class/infiniband/mlx5_{index}/device/current_link_speed"
+        machine.files[place] = "16.0 GT/s PCIe" if index == 6 else "32.0 GT/s PCIe"
+    return "mlx5_6"
+
+
+def _large_pages(machine: Machine, chance: random.Random) -> str:
+    """Of 1 GiB each, which /proc/meminfo does not count."""
+    top = "sys/kernel/mm/hugepages/hugepages-1048576kB"
+    machine.files[f"{top}/free_hugepages"] = "1500"
+    return "host"
+
+
 def _no_ports_left(machine: Machine, chance: random.Random) -> str:
     machine.environ["NCCL_IB_HCA"] = "=mlx5_bond_0"
     return "host"
@@ -251,6 +338,11 @@ def _small_mtu(machine: Machine, chance: random.Random) -> str:
 def _lost_carrier(machine: Machine, chance: random.Random) -> str:
     place = "sys/class/infiniband/mlx5_4/device/net/eth4/carrier_changes"
     machine.later[place] = "9"
+    return "mlx5_4 port 1"
+
+
+def _lost_carrier_often(machine: Machine, chance: random.Random) -> str:
+    machine.files["sys/class/infiniband/mlx5_4/device/net/eth4/carrier_changes"] = "842"
     return "mlx5_4 port 1"
 
 
@@ -408,6 +500,12 @@ HUGE = (
 )
 SMALL_SHM = "shm /dev/shm tmpfs rw,size=65536k 0 0"
 MELLANOX = ("hgx-ib", "hgx-roce")
+LOGGED = {
+    "pcie": "pcieport 0000:15:01.0: AER: Uncorrected (Fatal) error received: 0000:1b:00.0",
+    "memory": "EDAC MC3: 1 UE memory scrubbing error on CPU_SrcID#0_MC#3_Chan#0_DIMM#0",
+    "firmware": "mlx5_core 0000:4f:00.0: poll_health:955:(pid 0): device's health compromised - x",
+    "lockup": "watchdog: BUG: soft lockup - CPU#17 stuck for 26s! [python3:4711]",
+}
 SLOWED_ONCE = [{"reasons": 8}, {"reasons": 1}, {"reasons": 0}]
 DEFECTS = (
     Defect("docker's /dev/shm", "host.shm", ALL, file("proc/mounts", SMALL_SHM)),
@@ -438,9 +536,15 @@ DEFECTS = (
     Defect("an IOMMU that translates", "host.iommu", METAL, _translated, WARN),
     Defect("bridges that validate", "host.acs", METAL, _made(acs=("0000:15:01.0",)), WARN),
     Defect("half of it huge pages", "host.hugepages", ALL, file("proc/meminfo", HUGE), WARN),
+    Defect("half of it large pages", "host.hugepages", ALL, _large_pages, WARN),
+    Defect("a fatal error of PCIe", "host.kernel-log", METAL, logged(LOGGED["pcie"]), WARN),
+    Defect("memory that fails", "host.kernel-log", METAL, logged(LOGGED["memory"]), WARN),
+    Defect("an adapter's firmware", "host.kernel-log", METAL, logged(LOGGED["firmware"]), WARN),
+    Defect("a processor that hangs", "host.kernel-log", METAL, logged(LOGGED["lockup"]), WARN),
     Defect("segments that were left", "host.stale-shm", ALL, _made(stale=("nccl-a1b2c3",)), WARN),
     Defect("nobody keeps the clock", "host.clock", METAL, _no_clock, WARN),
     Defect("a filter without CAP_SYS_NICE", "host.capabilities", WITH_GPUS, _filtered, WARN),
+    Defect("a channel without its daemon", "host.imex", ("hgx-ib", "efa"), _no_imex, WARN),
     Defect("a channel that is closed", "host.imex", ("hgx-ib", "efa"), _closed_channel),
     Defect("no peer memory", "host.peer-memory", MELLANOX, _no_peer_memory, WARN),
     Defect("a host called localhost", "host.name", ALL, _named("localhost")),
@@ -452,6 +556,7 @@ DEFECTS = (
     Defect("CPUs of the other socket", "host.numa", (*MELLANOX, "efa"), _bound_elsewhere, WARN),
     Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
     Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),
+    Defect("one of a board that PCI lacks", "gpu.count", MELLANOX, _seven, WARN),
     Defect("no driver", "gpu.count", (*METAL, "cloud-vm", "cpu"), _no_driver),
     Defect("no driver, no lane", "gpu.driver", METAL, _no_driver_and_no_lane, WARN),
     Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, gpu_with(recovery_action=1)),
@@ -466,6 +571,7 @@ DEFECTS = (
     Defect("an Xid of a MIG instance", "gpu.xid", ("mig",), _xid_of_an_instance),
     Defect("an Xid that asks for a reset", "gpu.xid", WITH_GPUS, _asks_for_a_reset),
     Defect("a fatal error of a switch", "gpu.xid", WITH_GPUS, _switch_error),
+    Defect("a GPU that does not start", "gpu.xid", WITH_GPUS, _no_init),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
     Defect(
         "thermal slowdown", "gpu.throttle", WITH_GPUS, gpu_with(throttle=[{"reasons": 0x40}] * 3)
@@ -500,6 +606,8 @@ DEFECTS = (
     Defect("degraded bandwidth", "gpu.fabric", BOARDS, _fabric(health=1)),
     Defect("two cliques", "gpu.fabric", BOARDS, _cliques),
     Defect("no fabric manager", "gpu.fabric-manager", MELLANOX, _no_fabric_manager),
+    Defect("no fabric manager for Blackwell", "gpu.fabric-manager", ("hgx-ib",), _switch_ports),
+    Defect("no nvlsm", "gpu.fabric-manager", ("hgx-ib",), _no_subnet_manager, WARN),
     Defect("an old fabric manager", "gpu.fabric-manager", MELLANOX, _old_fabric_manager),
     Defect("no persistence", "gpu.persistence", WITH_GPUS, gpu_with(persistence=False), WARN),
     Defect("somebody else's process", "gpu.processes", WITH_GPUS, gpu_with(processes=[4242]), WARN),
@@ -525,6 +633,9 @@ DEFECTS = (
     Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
     Defect("no InfiniBand beside Ethernet", "nic.port", ("hgx-ib",), _no_fabric),
     Defect("an adapter that did not start", "nic.port", ("hgx-ib",), _no_device, WARN),
+    Defect("an EFA that did not start", "nic.port", ("efa",), _no_efa, WARN),
+    Defect("a member of a bond is down", "nic.bond", ("hgx-roce",), _bonds("802.3ad 4")),
+    Defect("a spare is down", "nic.bond", ("hgx-roce",), _bonds("active-backup 1"), WARN),
     Defect("a cable that was pulled", "nic.port", ("hgx-roce",), _roce_unplugged),
     Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),
     Defect(
@@ -540,8 +651,22 @@ DEFECTS = (
     Defect("no device file", "nic.verbs", WITH_PORTS, _no_uverbs),
     Defect("no verbs device", "nic.verbs", WITH_PORTS, _no_uverbs_class),
     Defect("a narrow adapter", "nic.pcie", MELLANOX, _narrow_nic),
+    Defect("slow lanes", "nic.pcie", MELLANOX, _slow_lanes),
     Defect("another MTU", "nic.mtu", ("hgx-roce",), _small_mtu, WARN),
     Defect("a carrier that goes", "nic.carrier", ("hgx-roce",), _lost_carrier),
+    Defect("a carrier that went often", "nic.carrier", ("hgx-roce",), _lost_carrier_often, WARN),
+    *(
+        Defect(
+            f"{name} since boot", "nic.counters", WITH_PORTS, counted(f"counters/{name}", n), WARN
+        )
+        for name, n in (
+            ("symbol_error", 40),
+            ("link_error_recovery", 20),
+            ("local_link_integrity_errors", 400),
+            ("excessive_buffer_overrun_errors", 12),
+            ("port_rcv_errors", 65535),
+        )
+    ),
     Defect("a link that goes", "nic.counters", WITH_PORTS, grown("counters/link_downed", 1)),
     Defect(
         "retries used up", "nic.counters", WITH_PORTS, grown("hw_counters/rnr_nak_retry_err", 4)

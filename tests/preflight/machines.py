@@ -344,6 +344,16 @@ def _nics(machine: Machine, chance: random.Random) -> None:
         machine.files.pop(f"{top}/device/net/eth9/carrier")  # EINVAL while it is down
 
 
+def bond(machine: Machine, index: int, mode: str, second: str) -> None:
+    """Put the interface of RoCE device ``index`` into a bond of two; how the ``second`` is."""
+    net = f"sys/class/infiniband/mlx5_{index}/device/net/eth{index}/master"
+    machine.files |= {
+        f"{net}/bonding/mode": mode,
+        f"{net}/lower_eth{index}/bonding_slave/mii_status": "up",
+        f"{net}/lower_eth{index}b/bonding_slave/mii_status": second,
+    }
+
+
 def add_device(
     machine: Machine,
     chance: random.Random,

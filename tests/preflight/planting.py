@@ -73,6 +73,21 @@ def port(**values: str) -> Callable[[Machine, random.Random], str]:
     return plant
 
 
+def counted(counter: str, count: int) -> Callable[[Machine, random.Random], str]:
+    """So many since the driver was loaded, and none while one looks."""
+    return port(**{counter.replace("/", "__"): str(count)})
+
+
+def logged(text: str) -> Callable[[Machine, random.Random], str]:
+    """A line of the kernel log, ten minutes old."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.log = [*(machine.log or []), (600.0, text)]
+        return "host"
+
+    return plant
+
+
 def grown(counter: str, by: int) -> Callable[[Machine, random.Random], str]:
     def plant(machine: Machine, chance: random.Random) -> str:
         index = chance.randrange(8)

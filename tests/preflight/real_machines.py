@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ncclops.preflight.readings import Process
 from ncclops.profiles.model import PreflightNeeds
-from tests.preflight.machines import GIB, KINDS, Machine, add_device, make
+from tests.preflight.machines import GIB, KINDS, Machine, add_device, bond, make
 
 HGX = PreflightNeeds(nodes="many", rdma=True)
 
@@ -217,6 +217,41 @@ def spare_virtual_functions(chance: random.Random) -> Machine:
     return machine
 
 
+def bonds_with_one_cable(chance: random.Random) -> Machine:
+    """All ports in bonds of two, of which the second has no cable on most."""
+    machine = _of("hgx-roce", chance)
+    for index in range(8):
+        bond(machine, index, "802.3ad 4", "up" if index == 3 else "down")
+    machine.needs = HGX
+    return machine
+
+
+def adapters_of_an_older_board(chance: random.Random) -> Machine:
+    """Slots of the fourth generation for adapters that know the fifth."""
+    machine = _of("hgx-ib", chance)
+    for index in range(10):
+        top = f"sys/class/infiniband/mlx5_{index}/device"
+        machine.files[f"{top}/current_link_speed"] = "16.0 GT/s PCIe"
+        machine.files[f"{top}/max_link_speed"] = "32.0 GT/s PCIe"
+    machine.needs = HGX
+    return machine
+
+
+def noisy_log(chance: random.Random) -> Machine:
+    """Corrected errors, a cable that was plugged, an interrupt that took long; a lockup of old."""
+    machine = _of("hgx-ib", chance)
+    machine.log = [
+        (100.0, "pcieport 0000:15:01.0: AER: Corrected error message received from 0000:18:00.0"),
+        (100.0, "mlx5_core 0000:18:00.0: Port module event: module 0, Cable plugged"),
+        (100.0, "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0"),
+        (100.0, "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0"),
+        (100.0, "NMI watchdog: Enabled. Permanently consumes one hw-PMU counter."),
+        (99_000.0, "watchdog: BUG: soft lockup - CPU#17 stuck for 26s! [python3:4711]"),
+    ]
+    machine.needs = HGX
+    return machine
+
+
 def card_that_was_unplugged(chance: random.Random) -> Machine:
     """A card of another board whose cable somebody has taken out: its link was up once."""
     machine = _of("hgx-roce", chance)
@@ -336,6 +371,8 @@ def hgx_b200(chance: random.Random) -> Machine:
         machine.files[f"{top}/device/current_link_width"] = "2"
         if number % 2:
             machine.files[f"{top}/ports/1/state"] = "2: INIT"
+    daemons = (Process(77, "nv-fabricmanage", "S"), Process(78, "nvlsm", "S"))
+    machine.processes = [*(machine.processes or ()), *daemons]
     return machine
 
 
@@ -357,6 +394,9 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         part_of_a_node,
         job_of_pbs,
         spare_virtual_functions,
+        bonds_with_one_cable,
+        adapters_of_an_older_board,
+        noisy_log,
         card_that_was_unplugged,
         links_that_recovered,
         cards_with_one_bridge,

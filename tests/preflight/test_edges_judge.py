@@ -222,6 +222,39 @@ def test_a_host_whose_packets_are_lost_is_named_though_all_connections_pass() ->
     assert (cause.severity, cause.hosts) == ("WARN", ())
 
 
+def test_a_host_that_loses_few_packets_is_named_though_not_every_edge_shows_it() -> None:
+    """As from a rule of its own OUTPUT chain, which TCP hardly notices. Nobody is convicted."""
+    few = {(1, dst): passing(dst, resent) for dst, resent in ((0, 5), (3, 4), (4, 6))}
+    (cause,) = judged(map(host, range(N)), few).causes
+    assert (cause.kind, cause.severity, cause.shape, cause.a) == ("loss", "WARN", "host-out", (1,))
+    many = {(dst, 1): passing(1, 40) for dst in (0, 3, 4)}
+    (cause,) = judged(map(host, range(N)), many).causes
+    assert (cause.severity, cause.shape, cause.hosts) == ("FAIL", "host-in", ())
+    both = few | {(2, 1): passing(1, 5)}
+    (cause,) = judged(map(host, range(N)), both).causes
+    assert (cause.severity, cause.shape, cause.a) == ("WARN", "host", (1,))
+    # Hosts of one of two subnets alone: it may lie between these.
+    subnets = (host(number, net=int(number > 2)) for number in range(N))
+    assert [
+        each.shape for each in judged(subnets, {(1, 3): few[1, 3], (1, 4): few[1, 4]}).causes
+    ] == [
+        "edge",
+        "edge",
+    ]
+
+
+def test_a_queue_that_is_full_on_one_edge_and_loses_packets_on_the_others_is_the_hosts() -> None:
+    lossy = {(3, dst): passing(dst, 20) for dst in (0, 1, 2, 4)}
+    lossy[3, 5] = msgspec.structs.replace(passing(5, 0), out_s=5.0, in_s=0.002)
+    (cause,) = judged(map(host, range(N)), lossy).causes
+    assert (cause.kind, cause.severity, cause.shape, cause.hosts) == (
+        "loss",
+        "FAIL",
+        "host-out",
+        (3,),
+    )
+
+
 def test_packets_that_are_lost_once_convict_nobody() -> None:
     """As where many hosts at once are too much for a switch, or the path's MTU is being learnt."""
     first = {edge: passing(edge[1], 12) for edge in edges_between(range(N), range(N))}

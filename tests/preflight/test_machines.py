@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
 from ncclops.preflight.catalogue import catalogue
+from ncclops.preflight.checks.counted import over
 from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
 from tests.preflight.defects import DEFECTS
@@ -55,6 +57,49 @@ def test_a_defect_is_found_where_it_is_and_nothing_else(defect: Defect) -> None:
 
 def test_a_defect_is_planted_for_every_check() -> None:
     assert {*catalogue()} == {defect.check for defect in DEFECTS}
+
+
+def test_each_remedy_is_for_something_that_is_found() -> None:
+    told = set[str]()
+    for defect in DEFECTS:
+        machine = make(KINDS.index(defect.kinds[0]))
+        defect.plant(machine, random.Random(0))
+        told |= {each.remedy for each in judge(machine.node())}
+    for code in (64, 74, 79):
+        machine = make(0)
+        machine.log = [(60.0, f"NVRM: Xid (PCI:0000:19:00): {code}, pid=1, x")]
+        told |= {each.remedy for each in judge(machine.node())}
+    assert {text for each in catalogue().values() for text in each.remedies.values()} <= told
+
+
+def test_many_events_over_a_long_time_are_told_of_few() -> None:
+    """28,800 are usual in ten days; chance explains some more, and no more than that."""
+    ten_days_s, limits = 864_000.0, {"symbol_error": 1 / 30}
+    assert over({"symbol_error": 29_000}, limits, ten_days_s) == []
+    assert over({"symbol_error": 30_000}, limits, ten_days_s) != []
+
+
+def test_a_gpu_that_a_virtual_machine_has_been_given_is_translated() -> None:
+    machine = make(KINDS.index("pcie"))
+    place = "sys/bus/pci/devices/0000:e1:00.0"
+    machine.files |= {
+        f"{place}/class": "0x030200",
+        f"{place}/driver": "/sys/bus/pci/drivers/vfio-pci",
+        f"{place}/iommu_group": "/sys/kernel/iommu_groups/77",
+        "sys/kernel/iommu_groups/77/type": "DMA-FQ",
+    }
+    assert grave(judge(machine.node()), Status.WARN, Status.FAIL) == set()
+    machine.files[f"{place}/driver"] = "/sys/bus/pci/drivers/nvidia"
+    assert "host.iommu" in grave(judge(machine.node()), Status.WARN)
+
+
+@pytest.mark.parametrize("kind", ["bare infiniband", "azure nd"])
+def test_networks_beside_the_lane_s_ports_are_not_warned_of(kind: str) -> None:
+    """Unless the lane's own are too few, when they may be what is left of them."""
+    machine = MACHINES[kind](random.Random(1))
+    assert "nic.rate" not in grave(judge(machine.node()), Status.WARN, Status.FAIL)
+    machine.needs = replace(machine.needs, rdma_ports=32)
+    assert "nic.rate" in grave(judge(machine.node()), Status.WARN)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.preflight.machine import files
+from ncclops.preflight.machine import files, nic_reader
 from ncclops.preflight.machine.kernel_log_reader import read_log
 from ncclops.preflight.machine.reading import read_node
 from ncclops.preflight.model import Status
@@ -93,6 +93,25 @@ def test_pipes_and_devices_in_a_tree_hold_nobody_up(tmp_path: Path) -> None:
     assert report.of(Status.FAIL) == []
     unknown = {each.check for each in report.of(Status.CANNOT_TELL)}
     assert {"host.memlock", "host.nofile", "host.hugepages", "host.file-max"} <= unknown
+
+
+def test_the_bond_above_a_port_is_read_as_the_kernel_links_it(tmp_path: Path) -> None:
+    card, bond = tmp_path / "sys/devices/0000:18:00.0", tmp_path / "sys/devices/virtual/net/bond0"
+    for name, state in (("eth0", "up"), ("eth1", "down")):
+        (card / f"net/{name}/bonding_slave").mkdir(parents=True)
+        (card / f"net/{name}/bonding_slave/mii_status").write_text(f"{state}\n")
+        (card / f"net/{name}/master").symlink_to("../../../virtual/net/bond0")
+        bond.mkdir(parents=True, exist_ok=True)
+        (bond / f"lower_{name}").symlink_to(f"../../../0000:18:00.0/net/{name}")
+    (bond / "bonding").mkdir()
+    (bond / "bonding/mode").write_text("802.3ad 4\n")
+    top = tmp_path / "sys/class/infiniband/mlx5_bond_0"
+    top.mkdir(parents=True)
+    (top / "device").symlink_to("../../../devices/0000:18:00.0")
+    read = nic_reader.read_device(tmp_path, "mlx5_bond_0")
+    master = "sys/class/infiniband/mlx5_bond_0/device/net/eth0/master"
+    assert read.text(f"{master}/bonding/mode") == "802.3ad 4"
+    assert read.text(f"{master}/lower_eth1/bonding_slave/mii_status") == "down"
 
 
 def test_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ Subject = Literal["gpu", "nic", "host", "software"]
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One check. ``severity`` is the gravest it says; ``limits`` are its thresholds by name.
 
-    ``cannot_tell`` says when it has no answer; ``source`` where thresholds and rule come from.
+    ``remedies`` say what to do about findings that need something else than ``remedy``, by a word
+    for what was found. ``cannot_tell`` says when it has no answer; ``source`` where thresholds and
+    rule come from.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wanted: str
     severity: Literal["WARN", "FAIL"]
     remedy: str
+    remedies: Mapping[str, str] = {}
     source: str
     cannot_tell: str
     limits: Mapping[str, Any] = {}
@@ -64,31 +67,39 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise TypeError(f"{self.id}: {name} is no table")
         return value
 
+    def texts(self, name: str) -> Mapping[str, str]:
+        """The table of texts that ``limits`` has under ``name``."""
+        value = self.limits[name]
+        if not isinstance(value, dict):
+            raise TypeError(f"{self.id}: {name} is no table")
+        return value
+
     def ok(self, subject: str, read: str) -> Finding:
         """All is well."""
         return self._finding(Status.OK, subject, read)
 
-    def bad(self, subject: str, read: str) -> Finding:
-        """It is not, as grave as the catalogue has it."""
-        return self._finding(Status(self.severity), subject, read)
+    def bad(self, subject: str, read: str, what: str = "") -> Finding:
+        """It is not, as grave as the catalogue has it. ``what``: whose of ``remedies`` helps."""
+        return self._finding(Status(self.severity), subject, read, what)
 
-    def warn(self, subject: str, read: str) -> Finding:
-        """It is not as it should be, and does not convict."""
-        return self._finding(Status.WARN, subject, read)
+    def warn(self, subject: str, read: str, what: str = "") -> Finding:
+        """It is not as it should be, and does not convict. ``what``: as for ``bad``."""
+        return self._finding(Status.WARN, subject, read, what)
 
     def unknown(self, subject: str, why: str) -> Finding:
         """It could not be known."""
         return self._finding(Status.CANNOT_TELL, subject, why)
 
-    def _finding(self, status: Status, subject: str, read: str) -> Finding:
+    def _finding(self, status: Status, subject: str, read: str, what: str = "") -> Finding:
         told = status in (Status.WARN, Status.FAIL)
+        remedy = self.remedies[what] if what else self.remedy
         return Finding(
             check=self.id,
             status=status,
             subject=subject,
             read=read,
             wanted=self.wanted,
-            remedy=self.remedy if told else "",
+            remedy=remedy if told else "",
         )
 
 

@@ -22,11 +22,8 @@ def over(grown: Mapping[str, int], limits: Mapping[str, float], seconds: float) 
 
 
 def _by_chance(count: int, expected: float) -> float:
-    """How likely ``count`` or more events are where ``expected`` are usual (Poisson)."""
-    if count > 10 * expected + 50:
-        return 0.0
-    term = total = math.exp(-expected)
-    for number in range(1, count):
-        term *= expected / number
-        total += term
-    return max(0.0, 1.0 - total)
+    """How likely ``count`` events are at most, where fewer (``expected``) are usual.
+
+    Chernoff's bound for a Poisson distribution, which no number of events is too large for.
+    """
+    return math.exp(count - expected - count * math.log(count / expected))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ncclops.host.nvml import Recovery
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule, in_container, is_virtual, size, some
+from ncclops.preflight.checks.nic import ports
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Fabric, Gpu, Node
 
@@ -43,6 +44,8 @@ _NONFATAL = re.compile(r"Xid \([^)]*\): 1\d\d, .*\bNonfatal\b")
 _FATAL_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), Fatal\b")
 # What the driver wants from now on: the number of nvmlDeviceGpuRecoveryAction_t, and its name.
 _ASKS = re.compile(r"\): 154, GPU recovery action changed from .* to (0x[0-9a-fA-F]+) \(([^)]*)\)")
+# What the driver says of a GPU that it cannot use, without a number.
+_WITHOUT_XID = re.compile(r"fallen off the bus|RmInitAdapter failed")
 _PCI_PLACE = "PCI "  # before the address of a GPU that NVML does not show
 _PCI = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 _NARROW = re.compile(
@@ -95,6 +98,9 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, f"{found}{lost}; the job may have been given no more")
     elif listed > found and not in_container(node.files):
         yield check.bad(HOST, f"{found}{lost}")
+    elif _switches(node) and not is_virtual(node.files) and (on_bus := _on_bus(node)) % _BOARD:
+        said = f"PCI shows {on_bus}, and boards with NVSwitches have {_BOARD}"
+        yield check.warn(HOST, said)
     elif wanted is None and not listed:
         yield check.unknown(HOST, f"{found}; nothing says how many there should be")
     else:
@@ -157,15 +163,17 @@ def ecc_mode(check: Check, node: Node) -> Iterator[Finding]:
 def rows(check: Check, node: Node) -> Iterator[Finding]:
     """Rows of memory that were, could not be, or are to be replaced."""
     for gpu in _answering(node):
-        bad = []
-        if gpu.rows_failed:
-            bad.append("a row could not be remapped")
+        bad, what = [], "pending"
         if gpu.rows_pending:
             bad.append("a remapping is pending")
+        if gpu.rows_failed:
+            bad.append("a row could not be remapped")
+            what = ""
         if gpu.rows_uncorrected is not None and gpu.rows_uncorrected > check.limit("rows"):
             bad.append(f"{gpu.rows_uncorrected} rows remapped after uncorrectable errors")
+            what = ""
         if bad:
-            yield check.bad(_name(gpu), ", ".join(bad))
+            yield check.bad(_name(gpu), ", ".join(bad), what)
         elif gpu.rows_failed is None and gpu.rows_pending is None:
             yield check.unknown(_name(gpu), "the driver does not say")
         else:
@@ -205,22 +213,29 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
             note(_by_pci(node, match[1]), what, line.age_s, grave=grave)
         elif switch:
             note(f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal", line.age_s)
-        elif match is None and "fallen off the bus" in line.text:
+        elif match is None and (told := _WITHOUT_XID.search(line.text)):
             address = _PCI.search(line.text)
-            place = _by_pci(node, address[0] if address else "")
-            note(place, "fallen off the bus", line.age_s)
+            note(_by_pci(node, address[0] if address else ""), told[0], line.age_s)
     # Where NVML says what the driver wants now, that counts.
     known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
     for place, (wants, age_s) in asked.items():
         if wants and place not in known:
             note(place, wants, age_s)
     for place, said in seen.items():
-        yield check.bad(place, some(list(dict.fromkeys(said))))
+        yield check.bad(place, some(list(dict.fromkeys(said))), _helps(check, said))
     for place, said in old.items():
         if place not in seen:
-            yield check.warn(place, some(list(dict.fromkeys(said))))
+            yield check.warn(place, some(list(dict.fromkeys(said))), _helps(check, said))
     if has_gpus and not seen and not old:
         yield check.ok(HOST, f"none in {node.log.source}")
+
+
+def _helps(check: Check, said: Sequence[str]) -> str:
+    """Whose remedy is the gravest of what was ``said``."""
+    for what in check.remedies:
+        if any(re.match(rf"(?:{'|'.join(check.limits[what])})\b", each) for each in said):
+            return what
+    return ""
 
 
 def throttle(check: Check, node: Node) -> Iterator[Finding]:
@@ -353,19 +368,23 @@ def fabric(check: Check, node: Node) -> Iterator[Finding]:
 def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     """Only where this host has the switches: in a virtual machine the hypervisor may have them."""
     files = node.files
-    switches = files.names("proc/driver/nvidia-nvswitch/devices") or [
-        path for path, _ in files.matching(r"dev/nvidia-nvswitch\d+")
-    ]
-    if not switches or not node.gpus:
+    switches = _switches(node)
+    # Those of Blackwell boards are managed over InfiniBand, by a subnet manager of their own.
+    managed = [each.name for each in ports(node) if each.is_of_switch]
+    if not (switches or managed) or not node.gpus:
         return
     running = node.host.processes
-    # The kernel cuts names after 15 letters.
-    is_running = any(p.name.startswith("nv-fabricmanage") for p in running or ())
     said = [files.text("var/log/fabricmanager.log"), *(t for _, t in files.matching("dpkg/.*"))]
     versions = sorted({v for v in said if v and re.fullmatch(r"\d+\.\d+(\.\d+)*", v)})
     version = _loaded_version(node) or node.driver.version
-    if running is not None and not is_running and not in_container(files):
-        yield check.bad(HOST, f"{len(switches)} NVSwitches, and it does not run")
+    is_seen = running is not None and not in_container(files)
+    has = f"{len(switches or managed)} NVSwitch{' ports' if managed else 'es'}"
+    # The kernel cuts names after 15 letters.
+    if is_seen and not _runs(node, "nv-fabricmanage"):
+        yield check.bad(HOST, f"{has}, and it does not run", "stopped")
+    elif is_seen and managed and not _runs(node, "nvlsm"):
+        # What is registered goes on; a GPU or a link that starts again does not come back.
+        yield check.warn(HOST, f"{has}, and their subnet manager nvlsm does not run", "subnet")
     elif version and versions and version not in versions:
         yield check.bad(HOST, f"{', '.join(versions)}, the driver {version}")
     elif version and version in versions:
@@ -452,6 +471,17 @@ RULES: Mapping[str, Rule] = {
 
 def _answering(node: Node) -> Iterator[Gpu]:
     return (gpu for gpu in node.gpus if gpu.lost is None)
+
+
+def _switches(node: Node) -> list[str]:
+    """The NVSwitches that the driver has."""
+    return node.files.names("proc/driver/nvidia-nvswitch/devices") or [
+        path for path, _ in node.files.matching(r"dev/nvidia-nvswitch\d+")
+    ]
+
+
+def _runs(node: Node, name: str) -> bool:
+    return any(each.name.startswith(name) for each in node.host.processes or ())
 
 
 def _name(gpu: Gpu) -> str:

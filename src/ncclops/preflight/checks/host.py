@@ -195,6 +195,8 @@ def iommu(check: Check, node: Node) -> Iterator[Finding]:
         kind = files.number(f"sys/bus/pci/devices/{name}/class")
         if kind is None or kind >> 8 not in (0x0300, 0x0302, 0x0207):
             continue
+        if (files.text(f"sys/bus/pci/devices/{name}/driver") or "").endswith("/vfio-pci"):
+            continue  # a virtual machine has it, which needs the translation
         group = (files.text(f"sys/bus/pci/devices/{name}/iommu_group") or "").rpartition("/")[2]
         if text := files.text(f"sys/kernel/iommu_groups/{group}/type"):
             kinds[name] = text
@@ -232,8 +234,15 @@ def hugepages(check: Check, node: Node) -> Iterator[Finding]:
     except (KeyError, ValueError):
         yield check.unknown(HOST, "/proc/meminfo does not say it")
         return
-    share = free * size_kib / total if total else 0.0
-    said = f"{free} free huge pages of {size_kib} KiB, {share:.0%} of the memory"
+    # /proc/meminfo counts the pages of the usual size only.
+    pools = {size_kib: free}
+    for path, _ in node.files.matching(
+        r"sys/kernel/mm/hugepages/hugepages-\d{1,9}kB/free_hugepages"
+    ):
+        pools[int(path.split("-")[1].partition("kB")[0])] = node.files.number(path) or 0
+    said = " and ".join(f"{count} free huge pages of {kib} KiB" for kib, count in pools.items())
+    share = sum(kib * count for kib, count in pools.items()) / total if total else 0.0
+    said += f", {share:.0%} of the memory"
     yield check.bad(HOST, said) if share > check.limit("share") else check.ok(HOST, said)
 
 
@@ -286,6 +295,24 @@ def clock(check: Check, node: Node) -> Iterator[Finding]:
         yield check.bad(HOST, "not synchronised, and no program runs that does it")
 
 
+def kernel_log(check: Check, node: Node) -> Iterator[Finding]:
+    """What the kernel says of hardware and drivers beside NVIDIA's."""
+    if node.log.source is None:
+        yield check.unknown(HOST, "the kernel log cannot be read")
+        return
+    newest_s, seen = check.limit("hours") * 3600, dict[str, str]()
+    for line in node.log.lines:
+        if line.age_s is None or line.age_s > newest_s:
+            continue
+        for what, pattern in check.texts("lines").items():
+            if re.search(pattern, line.text):
+                seen[what] = line.text
+    for what, text in seen.items():
+        yield check.warn(HOST, text, what if what in check.remedies else "")
+    if not seen:
+        yield check.ok(HOST, f"nothing in {node.log.source}")
+
+
 def name(check: Check, node: Node) -> Iterator[Finding]:
     """A name of its own; what it leads to matters between hosts."""
     host, addresses = node.name.host, node.name.addresses
@@ -319,7 +346,15 @@ def imex(check: Check, node: Node) -> Iterator[Finding]:
     if not any(gpu.fabric is not None and gpu.fabric.cluster.strip("0") for gpu in node.gpus):
         return
     channels = node.files.names("dev/nvidia-caps-imex-channels")
-    if any(node.host.imex_writable):
+    running = [each.name for each in node.host.processes or ()]
+    is_host = bool(running) and not in_container(node.files)
+    if any(node.host.imex_writable) and node.needs.nodes == "many" and is_host:
+        if any(name.startswith("nvidia-imex") for name in running):
+            yield check.ok(HOST, f"{len(channels)} channels")
+        else:
+            # A job's prolog may start it.
+            yield check.warn(HOST, f"{len(channels)} channels, and nvidia-imex does not run")
+    elif any(node.host.imex_writable):
         yield check.ok(HOST, f"{len(channels)} channels")
     elif channels:
         yield check.bad(HOST, f"{len(channels)} channels, none of which may be written")
@@ -400,6 +435,7 @@ RULES: Mapping[str, Rule] = {
     "host.stale-shm": stale_shm,
     "host.space": space,
     "host.clock": clock,
+    "host.kernel-log": kernel_log,
     "host.name": name,
     "host.capabilities": capabilities,
     "host.imex": imex,

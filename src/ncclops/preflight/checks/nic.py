@@ -18,7 +18,7 @@ from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Nic, Node
 from ncclops.whole_numbers import whole_number
 
-_INFINIBAND_CLASS = 0x0207  # of PCI
+_NUMBERS = ("class", "vendor", "device")  # of a PCI function
 _IFF_UP = 1  # linux/if.h
 _LINK_LOCAL_GID = "fe80:"
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -140,35 +140,38 @@ def selector(check: Check, node: Node) -> Iterator[Finding]:
 def port(check: Check, node: Node) -> Iterator[Finding]:
     """Each port that the job may use."""
     kinds = _by_kind(used(node))
-    for address in _without_device(node):
-        yield check.warn(f"PCI {address}", "an InfiniBand function that is no RDMA device")
+    for address in _without_device(node, check.words("functions")):
+        yield check.warn(f"PCI {address}", "an RDMA function that is no RDMA device", "no-device")
     for each in used(node):
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
+        what = "unmanaged" if _is_unmanaged(each) else "off" if "Disabled" in phys else ""
         if state is None:
             yield check.unknown(each.name, "its state cannot be read")
         elif each.is_active and each.is_efa:
             yield check.unknown(each.name, "EFA says ACTIVE whatever the link does")
         elif each.is_active and each.is_ethernet and each.of_interface("operstate") == "down":
             # IP over InfiniBand may be off: RDMA does not need it.
-            yield _judged(check, node, each, f"{state}, but its interface is down")
+            yield _judged(check, node, each, f"{state}, but its interface is down", what="off")
         elif each.is_active:
             yield check.ok(each.name, f"{state}, {phys}")
         elif _meant_to_work(each, alike, node, check.limit("share")):
-            yield _judged(check, node, each, f"{state}, {phys}")
+            yield _judged(check, node, each, f"{state}, {phys}", what=what)
         elif each.is_virtual:
             yield check.unknown(each.name, f"{state}, {phys}: a virtual function, perhaps spare")
         elif "Disabled" in phys:
             yield check.unknown(each.name, f"{state}, {phys}: switched off, so perhaps not used")
         else:
-            yield check.warn(each.name, f"{state}, {phys}; perhaps not meant to be used")
+            yield check.warn(each.name, f"{state}, {phys}; perhaps not meant to be used", what)
 
 
 def rate(check: Check, node: Node) -> Iterator[Finding]:
     """Against its kind, and what the lane needs."""
     active = [each for each in used(node) if each.is_active]
     kinds = _by_kind(active)
-    wanted = node.needs.rdma_gbps
+    wanted, fast = node.needs.rdma_gbps, 0
+    if wanted is not None:
+        fast = sum((each.rate_gbps or 0) >= wanted for each in active)
     for each in active:
         speed, text = each.rate_gbps, each.text("rate") or ""
         speeds = [o.rate_gbps for o in kinds[each.kind] if o.rate_gbps is not None]
@@ -176,7 +179,11 @@ def rate(check: Check, node: Node) -> Iterator[Finding]:
         if speed is None:
             yield check.unknown(each.name, "the driver does not say")
         elif wanted is not None and speed < wanted:
-            yield _judged(check, node, each, f"{text}, and the lane needs {wanted} Gb/s")
+            said = f"{text}, and the lane needs {wanted} Gb/s"
+            if _is_aside(each, node) and speed == usual and fast >= (node.needs.rdma_ports or 1):
+                yield check.ok(each.name, f"{text}, of another network than the lane's")
+            else:
+                yield _judged(check, node, each, said)
         elif usual is not None and speed < usual:
             said = f"{text}, others of its kind {usual:g} Gb/s"
             # Of two that differ each may be as it is meant to be: two networks on one card.
@@ -255,10 +262,18 @@ def counters(check: Check, node: Node) -> Iterator[Finding]:
             odd.append(f"link_downed {flaps} since the driver was loaded")
         if uptime_s:
             odd += [f"{what} since boot" for what in over(now, rare, uptime_s)]
+        odd += [
+            f"{name} {now[name]} since the driver was loaded"
+            for name, least in check.rates("since_load").items()
+            if now.get(name, 0) >= least and not any(name in said for said in odd)
+        ]
+        peers = check.words("of_peers")
+        what = "peer" if all(said.startswith(peers) for said in bad or odd) else ""
         if bad:
-            yield _judged(check, node, each, f"{', '.join(bad)} in {seconds:.1f} s")
+            said = f"{', '.join(bad)} in {seconds:.1f} s"
+            yield _judged(check, node, each, said, what=what)
         elif odd:
-            yield check.warn(each.name, ", ".join(odd))
+            yield check.warn(each.name, ", ".join(odd), what)
         else:
             yield check.ok(each.name, f"{len(now)} counters, {seconds:.1f} s")
 
@@ -275,8 +290,28 @@ def carrier(check: Check, node: Node) -> Iterator[Finding]:
         if now > before:
             said = f"{now - before} changes in {each.nic.window_s:.1f} s"
             yield _judged(check, node, each, said)
+        elif over({"lost": now // 2}, check.rates("per_s"), _uptime_s(node) or 0.0):
+            yield check.warn(each.name, f"{now} changes since boot, none now")
         else:
             yield check.ok(each.name, f"{now} changes since boot, none now")
+
+
+def bond(check: Check, node: Node) -> Iterator[Finding]:
+    """The interfaces below a port's bond, where it has one."""
+    found = [(each, members) for each in used(node) if (members := _members(each))]
+    for each, members in found:
+        down = sorted(name for name, state in members.items() if state != "up")
+        alike = [m for other, m in found if other.kind == each.kind]
+        whole = sum(all(state == "up" for state in m.values()) for m in alike)
+        said = f"{some(down)} of {len(members)} members down"
+        mode = each.nic.files.text(f"{each.interfaces()[0]}/master/bonding/mode") or ""
+        if not down:
+            yield check.ok(each.name, f"{len(members)} members up")
+        elif whole > len(alike) // 2 and not mode.startswith(check.words("spare")):
+            yield _judged(check, node, each, said)
+        else:
+            # One cable may be all that is meant, or the other is there to take over.
+            yield check.warn(each.name, said)
 
 
 def mtu(check: Check, node: Node) -> Iterator[Finding]:
@@ -350,18 +385,24 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
         else:
             known.append((each, width, most))
     for each, width, most in known:
+        device, alike = each.nic.device, [o for o, *_ in known if o.kind == each.kind]
         widths = [w for other, w, _ in known if other.kind == each.kind]
-        usual = max(widths)
-        if width < usual:
-            said = f"x{width}, others of its kind x{usual}"
+        speeds = [speed for other in alike if (speed := _lane_gtps(other))]
+        usual, fastest = max(widths), max(speeds, default=0.0)
+        slow = 0 < _lane_gtps(each) < fastest
+        if width < usual or slow:
+            here, there = f"x{width}", f"x{usual}"
+            if slow:
+                here += f" at {_lane_gtps(each):g} GT/s"
+                there += f" at {fastest:g} GT/s"
             # Of two that differ each may be in the slot that is meant for it.
-            is_odd = widths.count(usual) > max(1, len(widths) // 2)
-            device = each.nic.device
+            many = speeds.count(fastest) if slow else widths.count(usual)
+            said, is_odd = f"{here}, others of its kind {there}", many > max(1, len(alike) // 2)
             yield _judged(check, node, each, said, device) if is_odd else check.warn(device, said)
         elif width < most:
-            yield check.warn(each.nic.device, f"x{width} of x{most}, like others of its kind")
+            yield check.warn(device, f"x{width} of x{most}, like others of its kind")
         else:
-            yield check.ok(each.nic.device, f"x{width}")
+            yield check.ok(device, f"x{width}")
 
 
 RULES: Mapping[str, Rule] = {
@@ -372,6 +413,7 @@ RULES: Mapping[str, Rule] = {
     "nic.gid": gid,
     "nic.counters": counters,
     "nic.carrier": carrier,
+    "nic.bond": bond,
     "nic.mtu": mtu,
     "nic.verbs": verbs,
     "nic.umad": umad,
@@ -395,8 +437,11 @@ def used(node: Node) -> list[Port]:
     return [p for p in found if not p.is_of_switch]
 
 
-def _without_device(node: Node) -> list[str]:
-    """PCI functions of InfiniBand that have no device, as after a start of theirs that failed."""
+def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
+    """PCI functions for RDMA alone that have no device, as after a start of theirs that failed.
+
+    ``kinds``: how their class, vendor, device and driver begin; one without a driver is of any.
+    """
     known = {
         (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
         for nic in node.nics
@@ -404,13 +449,19 @@ def _without_device(node: Node) -> list[str]:
     top = "sys/bus/pci/devices"
     if not known or "" in known or in_container(node.files):
         return []  # a container has its own
+
+    def is_of(kind: str, name: str) -> bool:
+        *numbers, driver = kind.split()
+        shown = (node.files.text(f"{top}/{name}/{each}") or "" for each in _NUMBERS)
+        found = (node.files.text(f"{top}/{name}/driver") or driver).rpartition("/")[2]
+        is_kind = all(n in ("*", text[: len(n)]) for n, text in zip(numbers, shown, strict=True))
+        return is_kind and found == driver
+
     return [
         name
         for name in node.files.names(top)
-        if (node.files.number(f"{top}/{name}/class") or 0) >> 8 == _INFINIBAND_CLASS
-        and (node.files.text(f"{top}/{name}/driver") or "/mlx5_core").endswith("/mlx5_core")
-        and f"{top}/{name}/physfn" not in node.files
-        and name not in known
+        if name not in known and f"{top}/{name}/physfn" not in node.files
+        if any(is_of(kind, name) for kind in kinds)
     ]
 
 
@@ -433,16 +484,18 @@ def selects(setting: str, device: str, port: str) -> bool:
     return any(map(matches, names)) != excludes
 
 
-def _graver(check: Check, node: Node, subject: str, read: str) -> Finding:
+def _graver(check: Check, node: Node, subject: str, read: str, what: str = "") -> Finding:
     """As grave as the catalogue has it; a warning where the lane makes no use of the ports."""
-    return check.bad(subject, read) if uses_rdma(node) else check.warn(subject, read)
+    return (check.bad if uses_rdma(node) else check.warn)(subject, read, what)
 
 
-def _judged(check: Check, node: Node, port: Port, read: str, subject: str = "") -> Finding:
+def _judged(
+    check: Check, node: Node, port: Port, read: str, subject: str = "", *, what: str = ""
+) -> Finding:
     """Likewise of one port; a warning also for one that the job may have no use for."""
     if _is_aside(port, node):
-        return check.warn(subject or port.name, f"{read}; perhaps not meant for the job")
-    return _graver(check, node, subject or port.name, read)
+        return check.warn(subject or port.name, f"{read}; perhaps not meant for the job", what)
+    return _graver(check, node, subject or port.name, read, what)
 
 
 def _is_aside(port: Port, node: Node) -> bool:
@@ -480,8 +533,8 @@ def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) 
         return True  # somebody has named it
     if each.is_virtual:
         return False  # nobody may have been given it
-    if any(word in (each.state or "") for word in ("INIT", "ARMED")):
-        return True  # the link is there, and nobody manages it
+    if _is_unmanaged(each):
+        return True
     phys = each.text("phys_state")
     if phys is None or not re.match(r"\d: \w", phys):
         return False
@@ -495,6 +548,22 @@ def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) 
         return True  # the lane needs some, and Ethernet that is up beside them is none
     active = sum(other.is_active for other in alike)
     return active >= share * len(alike) and active > 1
+
+
+def _is_unmanaged(each: Port) -> bool:
+    """Whether the link is there, and no subnet manager has made the port active."""
+    return any(word in (each.state or "") for word in ("INIT", "ARMED"))
+
+
+def _members(each: Port) -> dict[str, str]:
+    """The interfaces below the bond of a port's interface, with what the bond says of each."""
+    members = dict[str, str]()
+    for interface in each.interfaces()[:1]:
+        for name in each.nic.files.names(f"{interface}/master"):
+            place = f"{interface}/master/{name}/bonding_slave/mii_status"
+            if name.startswith("lower_") and (state := each.nic.files.text(place)):
+                members[name.removeprefix("lower_")] = state
+    return members
 
 
 def _has_address(each: Port) -> bool:
@@ -541,6 +610,12 @@ def _width(each: Port, name: str) -> int | None:
     text = each.device(f"device/{name}") or ""
     # 0 and 255 are what functions without a link of their own report.
     return whole_number(text, 254) or None
+
+
+def _lane_gtps(each: Port) -> float:
+    """How fast each lane of its PCIe link runs; 0 where it is not known."""
+    match = re.match(r"(\d{1,3}(?:\.\d)?) GT/s", each.device("device/current_link_speed") or "")
+    return float(match[1]) if match else 0.0
 
 
 def _uptime_s(node: Node) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ncclops.preflight.edges.model import Shape
 
@@ -31,7 +31,7 @@ _STAR = 3
 class Claim:
     """A cause by its shape: edges from hosts ``a`` to hosts ``b``. ``by``: what names the groups.
 
-    ``explained``: the failed edges that are its own.
+    ``explained``: the failed edges that are its own. ``in_part``: others that it is about work.
     """
 
     shape: Shape
@@ -39,6 +39,7 @@ class Claim:
     b: tuple[int, ...] = ()
     both_ways: bool = False
     by: str = ""
+    in_part: bool = False
     cost: float = _EDGE_COST
     explained: frozenset[Edge] = field(default=frozenset(), compare=False)
 
@@ -246,9 +247,7 @@ def _without_superfluous(chosen: list[tuple[Claim, set[Edge]]], wanted: set[Edge
     for claim, edges in sorted(kept, key=lambda pair: -len(pair[1])):
         own = frozenset(edges & wanted) - told
         told |= own
-        made.append(
-            Claim(claim.shape, claim.a, claim.b, claim.both_ways, claim.by, claim.cost, own)
-        )
+        made.append(replace(claim, explained=own))
     return made
 
 

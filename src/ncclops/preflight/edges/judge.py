@@ -169,7 +169,9 @@ class _Look:
         """What loses packets, by what the kernel had to send again."""
         found, unsure = self._found, self._found.unsure_resending
         resending = states.States(loss=found.resending)
-        return losses_of(self._live, resending, unsure, lost | unsure, self._groups)
+        # What is thin has a queue that is full, or loses packets as well.
+        lost = lost | unsure | self._thin
+        return losses_of(self._live, resending, unsure, lost, self._groups)
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""
@@ -279,7 +281,8 @@ class _Look:
     @staticmethod
     def _convicted(claim: Claim) -> tuple[int, ...]:
         """Hosts that a scheduler should leave out: only where it is the host, whoever asks."""
-        return claim.a if claim.shape in ("host", "host-in", "host-out") else ()
+        is_host = claim.shape in ("host", "host-in", "host-out") and not claim.in_part
+        return claim.a if is_host else ()
 
     def _evidence(self, symptom: Symptom, claim: Claim) -> dict[str, str]:
         facts: dict[str, str] = {}

@@ -20,6 +20,15 @@ _FLAKY = 3
 # So many of the edges of a group show its losses; everywhere only among so many hosts.
 _WIDE, _MANY_HOSTS = 0.2, 5
 
+# A host by where it stands in its edges.
+_PLACES: tuple[tuple[Shape, tuple[int, ...]], ...] = (
+    ("host-out", (0,)),
+    ("host-in", (1,)),
+    ("host", (0, 1)),
+)
+# So many others have to testify that it is one host (as in ``explain``).
+_OTHERS = 2
+
 Groups = Mapping[str, Mapping[str, Sequence[int]]]
 
 
@@ -48,7 +57,31 @@ def losses_of(
         claims.append(replace(claim, explained=frozenset(hits)))
         losing -= hits
     rest = explain(live, losing, lambda edge: edge in lost or edge in found.flaky, groups)
-    return _both_ways([*claims, *rest])
+    return _of_one_host(live, _both_ways([*claims, *rest]), lost, groups)
+
+
+def _of_one_host(
+    live: Sequence[int], losses: list[Claim], lost: set[Edge], groups: Groups
+) -> list[Claim]:
+    """``losses`` as one host's, where all edges that show any are its own: what one of its rules or
+    queues loses shows on each by luck. It has to show towards at least half of the others, and
+    towards some in every group that there is."""
+    edges = frozenset(edge for each in losses for edge in each.explained)
+    if not edges or any(each.shape.startswith("host") for each in losses):
+        return losses
+    for shape, places in _PLACES:
+        hosts = set.intersection(*({edge[place] for place in places} for edge in edges))
+        if len(hosts) != 1:
+            continue
+        (host,) = hosts
+        others = {end for edge in edges for end in edge} - hosts
+        rest = [each for each in live if each not in others | hosts]
+        quiet = [n for n in rest if any((host, n)[:: 1 - 2 * p] not in lost for p in places)]
+        members = [{*each} - hosts for named in groups.values() for each in named.values()]
+        is_everywhere = all(others & each for each in members if each)
+        if _OTHERS <= len(others) >= len(quiet) and is_everywhere:
+            return [Claim(shape, (host,), in_part=bool(quiet), explained=edges)]
+    return losses
 
 
 def without_echoes(thin: Sequence[Claim]) -> list[Claim]:

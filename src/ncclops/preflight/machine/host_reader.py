@@ -28,7 +28,7 @@ _PATTERNS = (
     "etc/systemd/logind.conf", "etc/systemd/logind.conf.d/*.conf", "usr/lib/systemd/logind.conf",
     "usr/lib/systemd/logind.conf.d/*.conf",
     "sys/kernel/iommu_groups/*/type",
-    "sys/bus/pci/devices/*/class", "sys/bus/pci/devices/*/vendor",
+    "sys/bus/pci/devices/*/class", "sys/bus/pci/devices/*/vendor", "sys/bus/pci/devices/*/device",
     "sys/bus/pci/devices/*/numa_node", "sys/bus/pci/devices/*/local_cpulist",
     "@sys/bus/pci/devices/*/driver", "sys/bus/pci/devices/*/physfn",
     "@sys/bus/pci/devices/*/iommu_group",
@@ -131,7 +131,7 @@ def _package_versions(root: Path) -> dict[str, str | None]:
     """Versions of the fabric manager as the package manager and its own log have them."""
     found: dict[str, str | None] = {}
     log = files.tail_text(root, "var/log/fabricmanager.log", files.MOST_BYTES)
-    said = re.findall(r"Fabric Manager version\s*(?:is)?\s*:?\s*(\d[\d.]+)", log or "")
+    said = re.findall(r"(?i)Fabric Manager version\s*(?:is)?\s*:?\s*(\d[\d.]+)", log or "")
     if said:
         found["var/log/fabricmanager.log"] = said[-1]
     text = files.read_text(root, "var/lib/dpkg/status", 16 << 20) or ""

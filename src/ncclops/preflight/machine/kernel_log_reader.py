@@ -21,14 +21,17 @@ from ncclops.preflight.machine import files
 from ncclops.preflight.readings import KernelLog, LogLine
 from ncclops.record.regular_file import open_regular
 
-_WANTED = re.compile(r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid")
+_WANTED = re.compile(
+    r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
+    r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than"
+)
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000
 _MOST_CHARS = 400
 _CLOCKS_S = 60.0  # how far two clocks that are right may be apart
 _SINCE_BOOT = re.compile(r"\[\s*(\d+\.\d+)\]\s?")
-_KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;")
+_KMSG = re.compile(r"^\d+,\d+,(\d+),[^;]*;")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
 _SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) ")
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\d{4})\]")
@@ -85,7 +88,7 @@ def _lines(text: str, moment: _Moment) -> Iterator[LogLine]:
         age = _age(line, moment)
         # What an earlier start of the machine has logged, this one may have mended.
         if age is None or moment.uptime_s is None or age <= moment.uptime_s + 1.0:
-            yield LogLine(line[:_MOST_CHARS], age)
+            yield LogLine(_KMSG.sub("", line, count=1)[:_MOST_CHARS], age)
 
 
 def _age(line: str, moment: _Moment) -> float | None:

@@ -39,6 +39,8 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
                 f"{top}/device/net/*/{name}"
                 for name in ("operstate", "carrier", "carrier_changes", "mtu", "flags")
             ),
+            f"{top}/device/net/*/master/bonding/mode",
+            f"{top}/device/net/*/master/lower_*/bonding_slave/mii_status",
             f"{top}/ports/*/gid_attrs/types",
             f"@{top}/device",
             f"@{top}/device/driver",
