@@ -69,6 +69,36 @@ def test_the_same_operation_on_all_ranks_is_a_hang_although_all_spin() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("awaited", "culprits"),
+    [
+        ((1, 2, 1), (1, 2)),  # a circle, and one that waits for it
+        ((1, None, 1), (1,)),
+        ((None, 0, 1), (0,)),
+        ((None, None, None), (0, 2)),
+        ((1, 3, 1), (0, 2)),  # no rank of the job
+    ],
+)
+def test_of_ranks_that_wait_in_messages_those_are_named_that_are_waited_for(
+    awaited: tuple[int | None, ...], culprits: tuple[int, ...]
+) -> None:
+    """The number of operations that each has enqueued says nothing there."""
+    counts = (6, 8, 6)
+    samples = [
+        replace(inside(rank, collectives=counts[rank]), awaited=awaited[rank]) for rank in range(3)
+    ]
+    result = verdict(*samples)
+    assert (result.hung, result.culprits) == (True, culprits)
+    if culprits == (1, 2):
+        assert result.reason.startswith("all ranks wait, and messages wait for ranks 1, 2: ")
+
+
+def test_whom_messages_wait_for_is_not_told_where_ranks_have_other_numbers() -> None:
+    """One has been lost: the others count from 0 without it."""
+    samples = [replace(inside(rank, collectives=rank), awaited=1) for rank in (0, 2, 3)]
+    assert verdict(*samples).culprits == (0,)
+
+
 def test_ranks_that_wait_for_one_at_work_are_not_hung() -> None:
     """An undeclared checkpoint: rank 0 is outside any collective and uses its CPU."""
     busy = sample(0, ages=ages(VERY_STALE, cpu=FRESH, interpreter=FRESH), in_collective=False)

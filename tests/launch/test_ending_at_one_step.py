@@ -259,6 +259,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
         updates=updates,
         stop_callbacks=callbacks,
         collectives=None,
+        awaited=None,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ncclops.receipts.collectives import Counted, count
+from ncclops.receipts.collectives import Counted, awaited, count
 from tests.conftest import LIMIT_S, clean_environ
 from tests.lanes import IN_SCRIPT, LaneProcess, lanes
 
@@ -41,13 +44,55 @@ def test_groups_of_an_earlier_start_do_not_count() -> None:
     assert count(statuses, frozenset({NCCL})) == (3, 3)
 
 
+def pending(number: int, name: str, group: int = 0) -> dict[str, Any]:
+    """An entry of the recorder, as far as it is read."""
+    return {
+        "record_id": number,
+        "profiling_name": f"nccl:{name}",
+        "pg_id": group,
+        "process_group": [str(group), "undefined"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "rank"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param([pending(4, "all_reduce")], None, id="a collective"),
+        pytest.param([pending(5, "send 1->2"), pending(4, "recv 1<-0")], 0, id="the oldest"),
+        pytest.param([pending(4, "all_reduce"), pending(5, "recv 1<-0")], None, id="behind one"),
+        pytest.param([pending(4, "recv 0<-1", group=1)], 5, id="a rank of a group"),
+        pytest.param([pending(4, "recv 0<-9", group=1)], None, id="no such rank"),
+        pytest.param(
+            [pending(4, "send 1->2"), pending(5, "recv 1<-2"), pending(6, "coalesced")], 2,
+            id="a batch with one rank",
+        ),
+        pytest.param(
+            [pending(4, "send 1->2"), pending(5, "recv 1<-0"), pending(6, "coalesced")], None,
+            id="a batch with several",
+        ),
+        pytest.param([pending(4, "recv 1<-0", group=2)], None, id="a group of an earlier start"),
+    ],
+)  # fmt: skip
+def test_whom_a_message_waits_for(
+    entries: list[dict[str, Any]], rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = {"0": {"ranks": "[0, 1, 2]"}, "1": {"ranks": "[3, 5]"}, "2": {"ranks": "[0, 1]"}}
+    recorder = ModuleType("recorder")
+    recorder._dump_nccl_trace_json = lambda _entries, _active: json.dumps(  # type: ignore[attr-defined]
+        {"entries": entries, "pg_config": ranks}
+    )
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
+    assert awaited(frozenset({"_dump_nccl_trace_json/2"})) == rank
+
+
 @pytest.mark.slow
 @lanes("gloo", "nccl", "mixed")
 def test_a_real_group_is_counted(lane_process: LaneProcess) -> None:
-    """And what a GPU has completed."""
+    """And what a GPU has completed, and whom a message of NCCL waits for."""
     source = """
 import time, torch.distributed as dist
-from ncclops.receipts.collectives import count, read_statuses
+from ncclops.receipts.collectives import awaited, count, read_statuses
 assert count(read_statuses()) is None
 dist.init_process_group(**lane, store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(3):
@@ -57,6 +102,12 @@ deadline = time.monotonic() + 60
 while (counted := count(read_statuses())) not in ends and time.monotonic() < deadline:
     time.sleep(0.01)  # torch's watchdog counts what has completed
 assert counted in ends, counted
+if device:
+    assert awaited() is None
+    with dist._coalescing_manager(device=device, async_ops=True):
+        dist.irecv(torch.ones(1, device=device), 0)
+        assert awaited() == 0
+        dist.isend(torch.ones(1, device=device), 0)
 dist.destroy_process_group()  # torch may abort at the end of a process that has not done so
 """
     recorder = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_TRACE_BUFFER_SIZE": "100"}

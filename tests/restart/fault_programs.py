@@ -23,7 +23,7 @@ from scenarios import FAST, HANG, SCENARIOS, Worker, seconds
 from torch.nn.parallel import DistributedDataParallel
 
 from ncclops import restart as inprocess
-from ncclops.restart import _connections
+from ncclops.restart import _connections, _open_operations
 from ncclops.restart.state import FrozenState
 from ncclops.restart.store import another_connection
 
@@ -660,6 +660,40 @@ def raises_amid_operations(worker: Worker) -> Any:
             if call.iteration == 0 and worker.rank == 1:
                 raise RuntimeError("amid operations")
         total.item()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def exchanging(worker: Worker) -> Any:
+    """Rank 1 raises in iteration 0 while rank 0 is in the middle of a batch of messages, where it
+    ``waits`` for the restart, which waits for the end of the batch, or for good."""
+    in_batch = worker.directory / "in-batch"
+
+    def in_the_middle() -> None:
+        in_batch.touch()
+        while worker.parameters["waits"] == "for good" or not _open_operations._restarts:
+            time.sleep(0.001)
+
+    def exchange(call: inprocess.CallWrapper) -> float:
+        """What the rank before has sent, in the way of ``batch_isend_irecv``."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        sent, received = worker.ones() * rank, worker.ones()
+        with dist._coalescing_manager(device=sent.device, async_ops=True) as batch:
+            dist.isend(sent, (rank + 1) % size)
+            if call.iteration == 0 and rank == 0:
+                in_the_middle()
+            dist.irecv(received, (rank - 1) % size)
+        batch.wait()
+        return received.item()
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0 and worker.rank == 1:
+            while not in_batch.exists():
+                time.sleep(0.001)
+            raise ValueError("boom")
+        assert exchange(call) == (dist.get_rank() - 1) % dist.get_world_size()
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -110,6 +110,22 @@ def interrupt() -> None:
     raise RankShouldRestart
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_clean_up_raises_on_top_of_an_interruption_does_not_hide_what_the_rank_raised(
+    *, interrupted: bool
+) -> None:
+    """Such as a signal handler that raises again: what is on top comes from the restart."""
+    try:
+        try:
+            raise landing_in("finally")
+        finally:
+            raise RuntimeError("clean-up failed")
+    except RuntimeError as error:
+        judged, kind = judge_exit(error, interrupted)
+    assert kind is FaultKind.EXCEPTION
+    assert str(judged) == ("own" if interrupted else "clean-up failed")
+
+
 @pytest.mark.parametrize(
     ("place", "kind"),
     [

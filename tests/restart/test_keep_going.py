@@ -48,7 +48,9 @@ def test_all_ranks_go_on_where_they_were(job: Job) -> None:
     for rank in range(2):
         now, later = [0, rank, 2], [1, rank, 2]
         assert memberships(job, rank) == [(None, now), (now, later)]
-        assert job.events("regroup", rank=rank)[1]["step"] in (5, 6)
+    steps = [job.events("regroup", rank=rank)[1]["step"] for rank in range(2)]
+    # The other one may still be on its way out of the step before when rank 1 faults.
+    assert steps in ([programs.FAULT_AT] * 2, [programs.FAULT_AT - 1, programs.FAULT_AT])
     assert {e["first_faulty_rank"] for e in job.events("incident")} == {1}
 
 

@@ -217,6 +217,10 @@ def test_a_rank_is_waited_for_in_vain_when_it_has_left_the_function() -> None:
         ledger.arrive(0, Arrival(rank, rank, 4), NOBODY)
     ledger.record_fault(1, fault(3, FaultKind.REQUESTED, iteration=1, gone=False))
     assert not ledger.is_waited_for_in_vain(1, None)
+    assert ledger.cause_so_far(2) is None
+    cause = ledger.cause_so_far(1)
+    assert cause is not None
+    assert cause.initial_rank == 3
     ledger.arrive(1, Arrival(3, 2, 3), frozenset({0}))
     assert ledger.is_waited_for_in_vain(1, {0, 2})
     assert ledger.is_waited_for_in_vain(1, None)

@@ -35,6 +35,24 @@ def test_no_process_restarts_that_has_left_operations_of_nccl_open(job: Job) -> 
 
 
 @lanes("nccl")
+def test_a_batch_of_messages_is_not_cut_by_a_restart(job: Job) -> None:
+    assert job.start(2, "fault_programs:exchanging", waits="for the restart").wait() == {0: 0, 1: 0}
+    assert returned_from(job, 1) == [0, 1]
+    assert causes(job) == {("exception", 1)}
+
+
+@lanes("nccl")
+def test_a_batch_of_messages_that_does_not_end_costs_its_process_alone(job: Job) -> None:
+    assert job.start(3, "fault_programs:exchanging", waits="for good").wait() == {0: 1, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [1, 2]
+    assert causes(job) == {("exception", 1)}
+    (left,) = {
+        f["escalation"]["to"] for i in job.events("incident") for f in i["faults"] if f["gone"]
+    }
+    assert left == "respawn"
+
+
+@lanes("nccl")
 def test_no_process_restarts_after_an_error_that_every_call_of_cuda_repeats(
     job: Job, host: Host
 ) -> None:

@@ -30,8 +30,8 @@ PRIVATE = re.compile(rf"(?<![\w.])({'|'.join(MODULES)})((?:\.\w+)*\._[a-zA-Z]\w*
 ANY_OF = [
     ("_groups.py", "torch.distributed.ProcessGroup", ["_get_backend"]),
     ("_groups.py", "torch.distributed.ProcessGroup", ["_device_types"]),
-    ("_groups.py", "torch.distributed.ProcessGroup", ["_start_coalescing"]),
-    ("_groups.py", "torch.distributed.ProcessGroup", ["_end_coalescing"]),
+    ("_open_operations.py", "torch.distributed.ProcessGroup", ["_start_coalescing"]),
+    ("_open_operations.py", "torch.distributed.ProcessGroup", ["_end_coalescing"]),
     ("_groups.py", f"{EXTENSION}._ProcessGroupWrapper", ["wrapped_pg"]),
     ("_groups.py", EXTENSION, ["_unregister_all_process_groups"]),
     ("_groups.py", NCCL, ["abort", "_abort", "_shutdown"]),

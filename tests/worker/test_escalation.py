@@ -218,6 +218,7 @@ def test_ranks_that_waited_for_a_communicator_come_back_in_new_processes() -> No
     assert escalation is not None
     assert escalation.to == "respawn"
     assert escalation.reason.startswith("ranks 0, 2 waited in NCCL")
+    assert escalation.reason.endswith(f", and had to be ended after rank 3: {failed.summary}")
     assert escalation.failure == (failed.summary, "train.py:7, in step")
     assert escalation.failed_start
     second = after((both, 10), respawned_for=json.dumps(escalation.failure))

@@ -39,10 +39,11 @@ class Reading:
     """One look at a rank. None stands for "not known" throughout, and is no evidence of anything.
 
     ``steps`` counts steps, ``tick`` changes while the interpreter runs, ``main_beat`` while the
-    main thread executes Python, ``enqueued`` and ``completed`` count collectives, ``cpu_s`` is CPU
-    time of the process tree. ``incarnation`` changes with each start and iteration of the worker.
-    ``ended``: the script is over on the rank, which waits for the others to come as far. ``left``:
-    the rank is out of the script, and is to run it again as ``iteration`` + 1.
+    main thread executes Python, ``enqueued`` and ``completed`` count collectives, ``awaited`` is
+    the rank that its oldest pending operation waits for, a message, ``cpu_s`` is CPU time of the
+    process tree. ``incarnation`` changes with each start and iteration of the worker. ``ended``:
+    the script is over on the rank, which waits for the others to come as far. ``left``: the rank is
+    out of the script, and is to run it again as ``iteration`` + 1.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Reading:
     main_beat: int | None = None
     enqueued: int | None = None
     completed: int | None = None
+    awaited: int | None = None
     cpu_s: float | None = None
     gpu_active: bool | None = None
     warming_up: bool = False
@@ -77,6 +79,7 @@ class Sample:
     ages: Mapping[Kind, timedelta] = field(default_factory=dict)
     in_collective: bool | None = None
     collectives: int | None = None
+    awaited: int | None = None
     warming_up: bool = False
     phase: str | None = None
     phase_age: timedelta | None = None
@@ -127,6 +130,7 @@ class Tracker:
             ages={kind: timedelta(seconds=now - at) for kind, at in moved.items()},
             in_collective=_in_collective(reading),
             collectives=reading.enqueued,
+            awaited=reading.awaited,
             warming_up=reading.warming_up,
             phase=reading.phase,
             phase_age=reading.phase_age,

@@ -68,8 +68,8 @@ class HangLimits:
 class HangFinding:
     """What is thought of one rank and why. ``stale`` names what has not moved for ``window``.
 
-    ``collectives`` is how many it has enqueued, None where that is unknown; ``phase`` the declared
-    phase that it is in, within the limit.
+    ``collectives`` is how many it has enqueued, None where that is unknown; ``awaited`` the rank
+    that it waits for in a message; ``phase`` the declared phase that it is in, within the limit.
     """
 
     rank: int
@@ -79,6 +79,7 @@ class HangFinding:
     reason: str = ""
     in_collective: bool | None = None
     collectives: int | None = None
+    awaited: int | None = None
     phase: str | None = None
 
     @property
@@ -123,6 +124,7 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
         reason=reason,
         in_collective=sample.in_collective,
         collectives=sample.collectives,
+        awaited=sample.awaited,
     )
 
 
@@ -150,6 +152,9 @@ def judge(findings: Sequence[HangFinding], *, world_size: int) -> HangVerdict:
         if early := _ended_early(findings, stuck):
             where = f"all others wait in a collective that {ranks_named(early)} did not come to"
             return _verdict(findings, early, f"{where}: the script has ended there")
+        if awaited := _awaited(stuck, world_size):
+            where = f"all ranks wait, and messages wait for {ranks_named(awaited)}"
+            return _verdict(findings, awaited, f"{where}: {stuck[0].reason}")
         culprits = _most_stuck(_behind(stuck))
         first = next(finding for finding in stuck if finding.rank == culprits[0])
         inside = all(finding.in_collective for finding in stuck)
@@ -233,6 +238,26 @@ def _behind(findings: Sequence[HangFinding]) -> Sequence[HangFinding]:
     if len(known) < len(findings):
         return findings
     return [finding for finding in findings if finding.collectives == min(known)]
+
+
+def _awaited(stuck: Sequence[HangFinding], world_size: int) -> tuple[int, ...]:
+    """The ranks that others wait for in messages, and that wait in none; or wait in a circle.
+
+    How many operations a rank has enqueued tells nothing there: each sends and receives as many as
+    its place in a pipeline wants. Messages have the numbers that ranks have now: where one has been
+    lost, these are not the job's.
+    """
+    waits = {finding.rank: finding.awaited for finding in stuck if finding.awaited is not None}
+    numbers = set(range(world_size))
+    if {finding.rank for finding in stuck} != numbers or not numbers.issuperset(waits.values()):
+        return ()
+    if roots := set(waits.values()) - set(waits):
+        return tuple(sorted(roots))
+    # Each waits for one that waits: those that are left after so many steps are in the circles.
+    left = set(waits)
+    for _ in waits:
+        left = {waits[rank] for rank in left}
+    return tuple(sorted(left))
 
 
 def _ended_early(findings: Sequence[HangFinding], stuck: Sequence[HangFinding]) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
         main_beat=page.main_ns,
         enqueued=enqueued,
         completed=completed,
+        awaited=page.awaited,
         warming_up=(
             reading.warming_up
             and page.warmup is not Warmup.OVER

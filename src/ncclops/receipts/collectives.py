@@ -8,11 +8,15 @@ an earlier start of the script are left out.
 Other recorders than NCCL's take completions in the order in which threads come to report them, so
 that the last one reported need not be the last one. There, "all are completed" can be believed, and
 "one is not" cannot.
+
+Messages between two ranks of NCCL are counted with them. While nothing moves, the entries are read
+as well: the oldest one that is pending tells which rank a message waits for.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -27,6 +31,10 @@ _NCCL = "_dump_nccl_trace_json"
 _DUMPS = (_NCCL, "_dump_fr_trace_json")
 # Periodic, because no event says that collectives no longer come.
 _EVERY_S = 1.0
+# "nccl:send 0->1" and "nccl:recv 1<-0": this rank and the other one, by their places in the group.
+_PEER = re.compile(r"\d+(?:->|<-)(\d+)$")
+# What ends a batch of them.
+_BATCH = "nccl:coalesced"
 
 Counted = tuple[int, int | None]
 Statuses = Mapping[str, Mapping[str, Any]]
@@ -69,6 +77,7 @@ class CollectiveCounter:
 
     def _run(self) -> None:
         pause = threading.Event()
+        before: Counted | None = None
         while not pause.wait(_EVERY_S):
             earlier = self._earlier
             statuses = read_statuses()
@@ -77,8 +86,10 @@ class CollectiveCounter:
                 with suppress(OSError):
                     listener()
             counted = count(statuses, earlier)
+            peer = awaited(earlier) if counted == before else None
+            before = counted
             if earlier is self._earlier:  # else the script has started again meanwhile
-                self._recorder.note_collectives(counted)
+                self._recorder.note_collectives(counted, peer)
 
 
 def _is_of_nccl(group: str) -> bool:
@@ -114,6 +125,31 @@ def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted 
         enqueued += last
         completed += done
     return (enqueued, None if in_doubt else completed) if known else None
+
+
+def awaited(earlier: frozenset[str] = frozenset()) -> int | None:
+    """The rank, by its number in the default group, that this one's oldest pending operation of
+    NCCL waits for. Groups ``earlier`` do not count.
+
+    None: it is no message, or a batch of them with several ranks, or nothing is known.
+    """
+    dump: Callable[..., str | bytes] | None = getattr(sys.modules.get(_MODULE), _NCCL, None)
+    if dump is None:
+        return None
+    try:
+        document = json.loads(dump(True, True))
+        pending = [e for e in document["entries"] if f"{_NCCL}/{e['pg_id']}" not in earlier]
+        pending.sort(key=lambda entry: int(entry["record_id"]))
+        found = []
+        for entry in pending:
+            if (peer := _PEER.search(entry["profiling_name"])) is None:
+                break
+            members = json.loads(document["pg_config"][entry["process_group"][0]]["ranks"])
+            found.append(int(members[int(peer[1])]))
+        are_batch = len(found) < len(pending) and pending[len(found)]["profiling_name"] == _BATCH
+        return found[0] if not are_batch or len(set(found)) == 1 else None
+    except (RuntimeError, TypeError, ValueError, LookupError):  # another release's, or none
+        return None
 
 
 def read_statuses() -> Statuses:

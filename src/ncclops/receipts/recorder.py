@@ -266,11 +266,14 @@ class Recorder(Silent):
         """The script is over on this rank, which may wait for others now: it is not watched."""
         self._numbers[progress.ENDED_NS] = time.monotonic_ns()
 
-    def note_collectives(self, counted: tuple[int, int | None] | None) -> None:
-        """How many collectives were enqueued and completed; see ``collectives``."""
+    def note_collectives(
+        self, counted: tuple[int, int | None] | None, awaited: int | None = None
+    ) -> None:
+        """How many were enqueued and completed, and who is awaited; see ``collectives``."""
         enqueued, completed = counted or (-1, None)
         self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
         self._numbers[progress.ENQUEUED] = enqueued + 1
+        self._numbers[progress.AWAITED] = 0 if awaited is None else awaited + 1
 
     def note_pace(self, fields: dict[str, Any]) -> None:
         """How much this rank waits for others; see ``pace``."""

@@ -34,7 +34,7 @@ class Warmup(IntEnum):
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
 UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED, MAIN_NS = range(13, 18)
-RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS = range(18, 21)
+RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED = range(18, 22)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -53,9 +53,10 @@ class Progress:
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
     in this iteration, and ``updates`` how often an optimizer has updated in it.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
-    ``collectives`` how many were enqueued and completed (``receipts.collectives``). ``main_ns`` is
-    when the main thread was last known to execute Python, None where nothing looks. ``left``: the
-    main thread is out of the script, which the ranks are about to run again.
+    ``collectives`` how many were enqueued and completed, ``awaited`` the rank that a message waits
+    for (``receipts.collectives``). ``main_ns`` is when the main thread was last known to execute
+    Python, None where nothing looks. ``left``: the main thread is out of the script, which the
+    ranks are about to run again.
     """
 
     pid: int
@@ -76,6 +77,7 @@ class Progress:
     updates: int
     stop_callbacks: int
     collectives: tuple[int, int | None] | None
+    awaited: int | None
 
 
 class ProgressPage:
@@ -138,6 +140,7 @@ def read(path: Path) -> Progress | None:
         updates=_count(numbers[UPDATES]),
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
+        awaited=numbers[AWAITED] - 1 if numbers[AWAITED] > 0 else None,
     )
 
 

@@ -82,22 +82,33 @@ def judge_exit(error: BaseException, interrupted: bool) -> tuple[BaseException, 
     function. Returns the exception to record and the kind of this rank's fault; ``None``: it has
     no fault of its own and restarts.
     """
-    if not _asks_for_restart(error):
-        if isinstance(error, Exception):
-            return error, FaultKind.EXCEPTION
+    asks = _asks_for_restart(error)
+    if not asks and not isinstance(error, Exception):
         library = interrupted and not isinstance(error, _MEANT_TO_LEAVE)
         return error, None if library and comes_from_restart(error) else FaultKind.LEFT
-    if not interrupted:
+    if asks and not interrupted:
         return error, FaultKind.REQUESTED
-    # It may have come on top of what the function had raised itself.
-    for later, own in itertools.pairwise(chain_of(error)):
+    own = _own_below_restart(error) if interrupted else None
+    if own is None:
+        return error, None if asks else FaultKind.EXCEPTION
+    return own, FaultKind.EXCEPTION if isinstance(own, Exception) else FaultKind.LEFT
+
+
+def _own_below_restart(error: BaseException) -> BaseException | None:
+    """What the function had raised itself when the interruption came on top of it.
+
+    Clean-up may have raised something on top of that again. ``None``: nothing, or it was dealt
+    with.
+    """
+    links = itertools.dropwhile(lambda each: not _asks_for_restart(each), chain_of(error))
+    for later, own in itertools.pairwise(links):
         if isinstance(own, _MEANT_TO_LEAVE):
-            return own, FaultKind.LEFT
+            return own
         if not _asks_for_restart(own) and not isinstance(own, Exception):
-            break  # a library's means
+            return None  # a library's means
         if isinstance(own, Exception) and not is_handled(own, later):
-            return own, FaultKind.EXCEPTION
-    return error, None
+            return own
+    return None
 
 
 def _asks_for_restart(error: BaseException) -> bool:

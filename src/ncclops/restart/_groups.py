@@ -546,46 +546,6 @@ def finish_operations_before_groups_end() -> None:
     distributed.ProcessGroup.shutdown = wait_and_shut_down
 
 
-# How many groups of operations the main thread has begun that it has not ended.
-_operations_open = 0
-
-
-@functools.cache
-def watch_groups_of_operations() -> None:
-    """Have ``operations_are_open`` know, for good."""
-    if not distributed.is_available():
-        return
-    group: Any = distributed.ProcessGroup
-    begin, end = group._start_coalescing, group._end_coalescing
-
-    def begin_and_count(*arguments: Any, **keywords: Any) -> None:
-        global _operations_open
-        _operations_open += (own := threading.current_thread() is threading.main_thread())
-        try:
-            begin(*arguments, **keywords)
-        except Exception:  # a backend that has no such groups
-            _operations_open -= own
-            raise
-
-    def end_and_count(*arguments: Any, **keywords: Any) -> Any:
-        global _operations_open
-        work = end(*arguments, **keywords)
-        _operations_open -= threading.current_thread() is threading.main_thread()
-        return work
-
-    group._start_coalescing, group._end_coalescing = begin_and_count, end_and_count
-
-
-def operations_are_open() -> bool:
-    """Whether the main thread was taken out of the middle of ``batch_isend_irecv`` or its like.
-
-    NCCL then only collects what that thread calls, and torch takes it for done at once, so that
-    nothing is sent or reduced any more. To end the group now would touch communicators that the
-    abort has freed.
-    """
-    return _operations_open > 0
-
-
 def release_backends_of_ended_groups() -> None:
     """Drop the backends whose groups are gone; waits, without the GIL, for their threads to end.
 

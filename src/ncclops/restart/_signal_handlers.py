@@ -24,6 +24,15 @@ def contain_handlers() -> None:
 
     What means to end the process does, such as ``SystemExit`` and ``KeyboardInterrupt``.
     """
+    while True:
+        try:
+            _contain_handlers()
+            return
+        except Exception as error:  # noqa: BLE001 - of one that was not contained yet
+            _log_ignored("a signal handler", error)
+
+
+def _contain_handlers() -> None:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, _Contained):
@@ -48,10 +57,13 @@ class _Contained:
         try:
             self.handler(number, frame)
         except Exception as error:  # noqa: BLE001 - the handler is the program's
-            log.warning(
-                "the handler of signal %d (%s) has raised this while the function was not running, "
-                "which was ignored: %s",
-                number,
-                signal.strsignal(number),
-                summarise(error),
-            )
+            name = signal.strsignal(number)
+            _log_ignored(f"the handler of signal {number} ({name})", error)
+
+
+def _log_ignored(handler: str, error: Exception) -> None:
+    log.warning(
+        "%s has raised this while the function was not running, which was ignored: %s",
+        handler,
+        summarise(error),
+    )

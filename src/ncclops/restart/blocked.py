@@ -34,6 +34,7 @@ from torch import distributed
 from ncclops.restart import _groups
 from ncclops.restart._monitor_link import FREED_WITHIN_S
 from ncclops.restart._threads import names_of_threads, wait_for_thread
+from ncclops.restart.attribution import Fault
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
 
@@ -66,11 +67,12 @@ _BACKWARD = "/torch/autograd/graph.py", "_engine_run_backward"
 _GROUP_NAMES = ("group", "process_group", "pg")
 
 
-Listener = Callable[[int, str], object]
-"""Told the initial rank of this process, and in which library it waits (``NCCL`` or ``Gloo``), just
-before it is ended. Called in a thread of its own."""
+Listener = Callable[[int, str, Fault | None], object]
+"""Told the initial rank of this process, in which library it waits (``NCCL`` or ``Gloo``), and what
+has ended the iteration, as far as it is known, just before it is ended. Called in a thread of its
+own."""
 
-_listener: Listener = lambda _rank, _library: None  # noqa: E731
+_listener: Listener = lambda _rank, _library, _cause: None  # noqa: E731
 
 
 def register(listener: Listener) -> None:
@@ -154,8 +156,11 @@ class BlockedMainThread:
         since, asked_at = time.monotonic(), 0.0
         equal_looks, seen = 0, sign.look()
         cannot_come = threading.Event()
+        cause: Fault | None = None
 
         def ask(ledger: Ledger) -> None:
+            nonlocal cause
+            cause = ledger.cause_so_far(iteration)
             if ledger.is_waited_for_in_vain(iteration, numbers):
                 cannot_come.set()
 
@@ -169,19 +174,20 @@ class BlockedMainThread:
                 continue
             if cannot_come.is_set() or now - since > _LONGEST_S:
                 if self._is_at(iteration, is_there):
-                    self._have_it_ended(since, "Gloo" if waits_in_gloo(in_collective) else "NCCL")
+                    library = "Gloo" if waits_in_gloo(in_collective) else "NCCL"
+                    self._have_it_ended(since, library, cause)
                 return
 
     def _is_at(self, iteration: int, is_there: _IsThere) -> bool:
         frame = sys._current_frames().get(self._main_thread)
         return is_there(frame) and self._iteration() == iteration
 
-    def _have_it_ended(self, since: float, library: str) -> None:
+    def _have_it_ended(self, since: float, library: str, cause: Fault | None) -> None:
         log.warning(
             "the main thread waits in %s, which no abort ends: this process is ended", library
         )
         try:
-            _listener(self._initial_rank, library)
+            _listener(self._initial_rank, library, cause)
         except Exception:
             log.exception("telling that this process is ended failed")
         self._monitor_process.page.blocked_since = since

@@ -90,6 +90,7 @@ from ncclops.restart.attribution import (
     Fault,
     FaultKind,
     condense,
+    find_cause,
     with_hidden_cause,
     without_repeats,
 )
@@ -281,6 +282,11 @@ class Ledger:
         with contextlib.suppress(AdditionUnknown):
             if self._store.add(f"{iteration}/silent", 1) == 1:
                 self._store.publish(f"{iteration}/first-silent", fault.to_json())
+
+    def cause_so_far(self, iteration: int) -> Fault | None:
+        """What the faults that are recorded in ``iteration`` most likely follow from."""
+        faults = self._faults(iteration)
+        return find_cause(faults) if faults else None
 
     def is_waited_for_in_vain(self, iteration: int, numbers: Collection[int] | None) -> bool:
         """Whether a rank that still waits for the active ranks with these ``numbers`` in

@@ -51,13 +51,12 @@ from ncclops.restart._groups import (
     finish_operations_before_groups_end,
     forget_failed_groups,
     keep_backends_longer_than_groups,
-    operations_are_open,
     undo_excepthook_of_torch,
-    watch_groups_of_operations,
 )
 from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._observer import place
+from ncclops.restart._open_operations import operations_are_open, watch_groups_of_operations
 from ncclops.restart._process import freeze_heap, release
 from ncclops.restart._signal_handlers import contain_handlers, release_handlers
 from ncclops.restart._store_client import StoreClient

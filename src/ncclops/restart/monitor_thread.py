@@ -19,6 +19,7 @@ from types import FrameType
 from ncclops.restart._groups import before_silent_ends, may_have_pending_operation
 from ncclops.restart._interrupt import Interrupter
 from ncclops.restart._observer import place
+from ncclops.restart._open_operations import no_group_of_operations
 from ncclops.restart._other_threads import end_threads_at_work
 from ncclops.restart._world import Place
 from ncclops.restart.abort import Abort
@@ -208,7 +209,10 @@ class MonitorThread:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""
         if state is None:
             return 0.0
-        with self._interrupter.ending():
+        with (
+            self._interrupter.ending(),
+            no_group_of_operations(is_out=lambda: not self._interrupter.armed),
+        ):
             # The abort makes the function fail, or interrupts it.
             with _guarded("keeping the workers of data loaders"):
                 self._before_interrupting()

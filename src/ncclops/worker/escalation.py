@@ -214,7 +214,8 @@ class Repetition:
         if not lost:
             return None
         library = "Gloo" if set(lost.values()) == {"Gloo"} else "NCCL"
-        asked, this = waited_in_vain(sorted(lost), library), _failure_of(incident)
+        why = incident.first_faulty_rank, incident.detail or incident.summary
+        asked, this = waited_in_vain(sorted(lost), library, why), _failure_of(incident)
         is_start = incident.cause in _HANGS or _is_startup_failure(incident)
         if asked.passing or not is_start:
             return self._found_ranks_waiting(incident, asked)
@@ -316,16 +317,22 @@ def _lacked_ranks(incident: Incident) -> bool:
     return incident.raised is not None and incident.raised.name == AbsentRanksError.__name__
 
 
-def waited_in_vain(ranks: Sequence[int], library: str) -> Escalation:
-    """``ranks`` waited in ``library`` for what no abort ends."""
+def waited_in_vain(
+    ranks: Sequence[int], library: str, cause: tuple[int, str] | None = None
+) -> Escalation:
+    """``ranks`` waited in ``library`` for what no abort ends.
+
+    ``cause`` is the rank that they waited for, as a rule, and what happened there; None: not known.
+    """
     waited = f"{ranks_named(ranks)} waited in {library} for"
+    ended = "and had to be ended"
+    if cause is not None and cause[0] not in ranks:
+        ended += f" after rank {cause[0]}: {cause[1]}"
     if library == "Gloo":
-        return Escalation(
-            "respawn", f"{waited} ranks that were gone, and had to be ended", passing=True
-        )
+        return Escalation("respawn", f"{waited} ranks that were gone, {ended}", passing=True)
     return Escalation(
         "respawn",
-        f"{waited} a communicator that did not come up, and had to be ended",
+        f"{waited} a communicator that did not come up, {ended}",
         failed_start=True,
     )
 

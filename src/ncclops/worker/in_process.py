@@ -34,7 +34,7 @@ from ncclops.record.worker_commands import RestartCommand
 from ncclops.restart import blocked
 from ncclops.restart._connections import pass_over_call
 from ncclops.restart._process import TRACEBACK_NOTE
-from ncclops.restart.attribution import RemoteFaultError, chain_of
+from ncclops.restart.attribution import Fault, RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.generations import JobEnded
 from ncclops.restart.incident import Incident
@@ -277,13 +277,14 @@ class _Attempts:
         if self._before is not None:
             self._before.restore_environment()
 
-    def _report_blocked(self, rank: int, library: str) -> None:
+    def _report_blocked(self, rank: int, library: str, cause: Fault | None) -> None:
         """This process is about to be ended. What the others report, if any are left, replaces it.
 
         A rank that waited in Gloo has nothing of the others' failure: one new process is enough.
         """
         if not (self._grows and library == "Gloo"):
-            _report(waited_in_vain([rank], library))
+            why = None if cause is None else (cause.initial_rank, cause.detail or cause.summary)
+            _report(waited_in_vain([rank], library, why))
 
     def come_back(self) -> None:
         """In the place of a lost rank, to a script that its own wrapper restarts by now.

@@ -1,0 +1,85 @@
+"""Groups of NCCL's operations that the main thread has begun and not ended: ``batch_isend_irecv``,
+and whatever else is in torch's coalescing manager.
+
+Between ``ncclGroupStart`` and ``ncclGroupEnd`` NCCL only collects what a thread calls, and torch
+takes it for done at once. A thread that is taken out of the middle leaves the group open, and
+nothing that it calls afterwards is ever sent or reduced: to end the group then would touch
+communicators that the abort has freed. So a restart waits for the end of the group that the main
+thread is in, and lets it begin no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import distributed
+
+from ncclops.restart.exception import RankShouldRestart
+
+# To collect operations takes milliseconds. What takes longer waits for a peer, which may be the one
+# that has failed: for the communicator of the group's first operations, or to be connected.
+_END_WITHIN_S = 2.0
+_LOOK_EVERY_S = 0.001
+
+# How many groups of operations the main thread has begun that it has not ended.
+_open = 0
+# One of each restart that lets none begin. Calls of wrapped functions may be nested.
+_restarts: set[object] = set()
+
+
+@functools.cache
+def watch_groups_of_operations() -> None:
+    """Have the other functions know of them, for good."""
+    if not distributed.is_available():
+        return
+    group: Any = distributed.ProcessGroup
+    begin, end = group._start_coalescing, group._end_coalescing
+
+    def begin_and_count(*arguments: Any, **keywords: Any) -> None:
+        global _open
+        _open += (own := threading.current_thread() is threading.main_thread())
+        try:
+            # Counted before it looks; a restart says that it has begun, and then looks at the
+            # count: one of them sees the other.
+            if own and _restarts and _open == 1:
+                raise RankShouldRestart("a restart has begun: no group of operations is begun")
+            begin(*arguments, **keywords)
+        except BaseException:  # also of a backend that has no such groups
+            _open -= own
+            raise
+
+    def end_and_count(*arguments: Any, **keywords: Any) -> Any:
+        global _open
+        work = end(*arguments, **keywords)
+        _open -= threading.current_thread() is threading.main_thread()
+        return work
+
+    group._start_coalescing, group._end_coalescing = begin_and_count, end_and_count
+
+
+def operations_are_open() -> bool:
+    """Whether the main thread is in a group of operations, or was taken out of the middle."""
+    return _open > 0
+
+
+@contextlib.contextmanager
+def no_group_of_operations(is_out: Callable[[], bool]) -> Iterator[None]:
+    """While inside, the main thread begins none, and leaves the function instead.
+
+    Waits first until it has ended the one that it is in, for two seconds at most, or until it
+    ``is_out`` of the function. Any other thread.
+    """
+    restart = object()
+    _restarts.add(restart)
+    try:
+        ends_at = time.monotonic() + _END_WITHIN_S
+        while operations_are_open() and not is_out() and time.monotonic() < ends_at:
+            time.sleep(_LOOK_EVERY_S)  # the main thread should lose no time over announcing it
+        yield
+    finally:
+        _restarts.discard(restart)
