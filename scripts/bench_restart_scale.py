@@ -254,7 +254,7 @@ class Host:
             self._start_relay()
 
     def _start_relay(self) -> None:
-        from ncclops.restart._store_relay import Relay
+        from ncclops.restart._store.relay import Relay
 
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("")
@@ -266,7 +266,7 @@ class Host:
         """As a client of the ledger has it."""
         from torch import distributed as dist
 
-        from ncclops.restart._relay_client import RelayedStore
+        from ncclops.restart._store.relay_client import RelayedStore
 
         if self._listener is None:
             return Counting(dist.PrefixStore("bench", self._tcp_store().store), self._count)
@@ -382,7 +382,7 @@ def host(state: Any) -> str:
 
 def ours(given: dict[str, Any], rank: int, its_host: Host) -> Sequence[Callable[[int], None]]:
     """One rank's step from a fault to its new number, up to each wait for others."""
-    from ncclops.restart._planning import choose_assigner
+    from ncclops.restart._assignment.planning import choose_assigner
     from ncclops.restart.agreement import Arrival
     from ncclops.restart.attribution import Fault, FaultKind
     from ncclops.restart.ledger import Ledger

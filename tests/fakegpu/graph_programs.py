@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops import restart as inprocess
-from ncclops.restart._cuda_graphs import refuse_graphs_over_dead_groups
+from ncclops.restart._groups.cuda_graphs import refuse_graphs_over_dead_groups
 from ncclops.testing import note
 from tests.fakegpu.nccl_programs import begin
 

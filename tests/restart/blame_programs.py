@@ -15,7 +15,7 @@ import torch.distributed as dist
 from scenarios import FAST, HANG, Worker, seconds
 
 from ncclops import restart as inprocess
-from ncclops.restart import _connections
+from ncclops.restart._store import connections as _connections
 from ncclops.restart.state import FrozenState
 from ncclops.restart.store import another_connection
 

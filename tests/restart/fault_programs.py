@@ -23,7 +23,8 @@ from scenarios import FAST, HANG, SCENARIOS, Worker, seconds
 from torch.nn.parallel import DistributedDataParallel
 
 from ncclops import restart as inprocess
-from ncclops.restart import _connections, _open_operations
+from ncclops.restart._groups import open_operations
+from ncclops.restart._store import connections as _connections
 from ncclops.restart.state import FrozenState
 from ncclops.restart.store import another_connection
 
@@ -672,7 +673,7 @@ def exchanging(worker: Worker) -> Any:
 
     def in_the_middle() -> None:
         in_batch.touch()
-        while worker.parameters["waits"] == "for good" or not _open_operations._restarts:
+        while worker.parameters["waits"] == "for good" or not open_operations._restarts:
             time.sleep(0.001)
 
     def exchange(call: inprocess.CallWrapper) -> float:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from scenarios import FAST, Worker
 
 from ncclops import restart as inprocess
-from ncclops.restart import _gloo_sockets
+from ncclops.restart._groups import gloo_sockets
 
 
 def sending_to_the_dead(worker: Worker) -> Any:
@@ -43,7 +43,7 @@ def sending_to_the_dead(worker: Worker) -> Any:
         if worker.rank == 0:
             while _state(int((worker.directory / "pid-1").read_text())) != "T":
                 time.sleep(0.01)
-            for connection in _gloo_sockets.handles_on(_connections() - before):
+            for connection in gloo_sockets.handles_on(_connections() - before):
                 with connection:
                     connection.shutdown(socket.SHUT_WR)
             worker.note("sends")
@@ -93,7 +93,7 @@ def one_rank_takes_longer(worker: Worker) -> Any:
 def _connections() -> set[int]:
     """The inodes of Gloo's connections."""
     found = set()
-    for sock in _gloo_sockets.gloo_connections():
+    for sock in gloo_sockets.gloo_connections():
         with sock:
             found.add(os.fstat(sock.fileno()).st_ino)
     return found

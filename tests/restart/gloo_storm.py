@@ -15,8 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ncclops.restart import _gloo_sockets
-from ncclops.restart._groups import keep_backends_longer_than_groups
+from ncclops.restart._groups import gloo_sockets
+from ncclops.restart._groups.process_groups import keep_backends_longer_than_groups
 
 LONG = timedelta(seconds=100)
 GLOO_TIMEOUT = timedelta(seconds=10)
@@ -68,7 +68,7 @@ def one_round(store: dist.TCPStore, number: int, rank: int, world: int) -> bool:
     if store.add(f"{number}/out", 1) == world:
         store.set(f"{number}/all-out", "1")
     store.wait([f"{number}/all-out"], LONG)
-    _gloo_sockets.release_gloo_connections()
+    gloo_sockets.release_gloo_connections()
     return forgotten
 
 
@@ -77,9 +77,9 @@ def abort(store: dist.Store, number: int, rank: int, world: int, out: threading.
         out.wait(random.Random(number).uniform(0, 0.01))
         store.set(f"{number}/abort", "1")
     store.wait([f"{number}/abort"], LONG)
-    _gloo_sockets.shut_down_gloo_connections()
+    gloo_sockets.shut_down_gloo_connections()
     while not out.wait(0.05):
-        _gloo_sockets.shut_down_gloo_connections()  # as the interrupter does
+        gloo_sockets.shut_down_gloo_connections()  # as the interrupter does
 
 
 if __name__ == "__main__":

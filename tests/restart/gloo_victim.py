@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ncclops.restart import _gloo_sockets
+from ncclops.restart._groups import gloo_sockets
 
 LONG = timedelta(seconds=100)
 
@@ -46,8 +46,8 @@ def main(how: str) -> None:
     def abort() -> None:
         about_to_block.wait()
         time.sleep(1.0)  # nothing announces that a thread is blocked in C
-        say(f"connections {_gloo_sockets.shut_down_gloo_connections()}")
-        say(f"listeners {_gloo_sockets.answer_gloo_rendezvous(range(3))}")
+        say(f"connections {gloo_sockets.shut_down_gloo_connections()}")
+        say(f"listeners {gloo_sockets.answer_gloo_rendezvous(range(3))}")
 
     thread = threading.Thread(target=abort)
     thread.start()

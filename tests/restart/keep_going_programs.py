@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops import restart
-from ncclops.restart._gloo_sockets import handles_on
+from ncclops.restart._groups.gloo_sockets import handles_on
 from ncclops.restart.keep_going import Membership
 from ncclops.restart.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from ncclops.testing import note

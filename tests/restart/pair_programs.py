@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ncclops import restart
-from ncclops.restart import _kept_groups
-from ncclops.restart._gloo_sockets import gloo_connections
+from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.gloo_sockets import gloo_connections
 from ncclops.testing import note
 from tests.fakegpu.gpus import take_gpu
 from tests.restart.grow_programs import LIMITS
@@ -60,7 +60,7 @@ class Pairs:
 
     def _connections(self) -> list[int]:
         """The inodes of the sockets of this rank's pair."""
-        epolls = {each.epoll for each in _kept_groups._groups if each.group is self._mine}
+        epolls = {each.epoll for each in kept_beside._groups if each.group is self._mine}
         found = gloo_connections({epoll for epoll in epolls if epoll is not None})
         inodes = [os.fstat(each.fileno()).st_ino for each in found]
         for each in found:

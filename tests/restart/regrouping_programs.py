@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ncclops import restart
-from ncclops.restart._groups import _recorded
+from ncclops.restart._groups.process_groups import _recorded
 from tests.fakegpu.gpus import take_gpu
 from tests.restart.scenarios import FAST, Worker
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ncclops.restart._endings import judge_exit
-from ncclops.restart._handled import is_handled
+from ncclops.restart._interrupt.handled import is_handled
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
 from ncclops.restart.exception import RankShouldRestart
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ncclops.restart import _groups, blocked
+from ncclops.restart import blocked
+from ncclops.restart._groups import process_groups
 from tests.fakegpu.host import Host
 
 from .conftest import Job, lanes
@@ -68,7 +69,7 @@ def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group = dist.ProcessGroup(0, 2)
-    monkeypatch.setattr(_groups, "_members", {id(group): frozenset({1, 5})})
+    monkeypatch.setattr(process_groups, "_members", {id(group): frozenset({1, 5})})
     assert blocked.members(frames((C10D, "recv"), group=group)) == frozenset({1, 5})
     assert blocked.members(frames((C10D, "recv"), group=dist.ProcessGroup(0, 2))) is None
     assert blocked.members(frames((C10D, "_new_process_group_helper"))) is None

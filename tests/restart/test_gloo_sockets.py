@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.restart._gloo_sockets import _pointer_registration
+from ncclops.restart._groups.gloo_sockets import _pointer_registration
 from ncclops.restart._process import duplicate_socket
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import distributed as dist
 
-from ncclops.restart import _arrival_bitmap as bitmap
+from ncclops.restart._store import arrival_bitmap as bitmap
 from ncclops.testing import Job, JobFactory, Note
 from tests.restart import grow_programs as programs
 from tests.restart.conftest import wait_until

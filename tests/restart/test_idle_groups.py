@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import distributed
 
-from ncclops.restart import _gloo_sockets, _kept_groups
-from ncclops.restart._groups import recorded_of_gloo
-from ncclops.restart._kept_groups import KeptGroup
+from ncclops.restart._groups import gloo_sockets, kept_beside
+from ncclops.restart._groups.kept_beside import KeptGroup
+from ncclops.restart._groups.process_groups import recorded_of_gloo
 
 from .conftest import wait_until
 
@@ -28,8 +28,8 @@ def begin(backend: Any) -> Any:
 
 @pytest.fixture
 def backends() -> Iterator[list[Any]]:
-    """Rank 0's is kept, as ``_kept_groups`` has it; either rank has used it once."""
-    store, threads = distributed.HashStore(), _gloo_sockets.gloo_threads()
+    """Rank 0's is kept, as ``_groups.kept_beside`` has it; either rank has used it once."""
+    store, threads = distributed.HashStore(), gloo_sockets.gloo_threads()
     made: dict[int, Any] = {}
 
     def make(rank: int) -> None:
@@ -37,7 +37,7 @@ def backends() -> Iterator[list[Any]]:
 
     makers = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
     makers[0].start()
-    (thread,) = wait_until(lambda: _gloo_sockets.gloo_threads() - threads, "rank 0's device")
+    (thread,) = wait_until(lambda: gloo_sockets.gloo_threads() - threads, "rank 0's device")
     makers[1].start()
     for maker in makers:
         maker.join()
@@ -48,16 +48,16 @@ def backends() -> Iterator[list[Any]]:
     begun.append(begin(made[1]))
     for work in begun:
         work.wait()
-    epoll = _gloo_sockets.epoll_of(thread)
+    epoll = gloo_sockets.epoll_of(thread)
     kept = KeptGroup((0, 0), "gloo ", made[0], "a", set(), 0, epoll, number)
-    _kept_groups.add(kept)
+    kept_beside.add(kept)
     yield [made[0], made[1]]
-    _kept_groups.drop()
-    _gloo_sockets.release_gloo_connections()
+    kept_beside.drop()
+    gloo_sockets.release_gloo_connections()
 
 
 def the_kept() -> KeptGroup:
-    (kept,) = _kept_groups._groups
+    (kept,) = kept_beside._groups
     return kept
 
 
@@ -72,9 +72,9 @@ def test_it_is_idle_when_both_ranks_have_done_the_same(backends: list[Any]) -> N
 
 
 def test_its_connections_are_left_alone_while_it_is_idle(backends: list[Any]) -> None:
-    _kept_groups.end_waits()
+    kept_beside.end_waits()
     assert the_kept().why_disconnected() is None
-    connections = _gloo_sockets.gloo_connections()
+    connections = gloo_sockets.gloo_connections()
     for connection in connections:
         connection.close()
     assert len(connections) == 1, "rank 1's"
@@ -83,7 +83,7 @@ def test_its_connections_are_left_alone_while_it_is_idle(backends: list[Any]) ->
 def test_what_was_begun_after_the_abort_has_looked_is_ended(backends: list[Any]) -> None:
     the_kept().out = object()  # type: ignore[assignment]  # an abort has gone past it
     work = begin(backends[0])
-    _kept_groups.end_waits()
+    kept_beside.end_waits()
     with pytest.raises(RuntimeError, match="onnection"):
         work.wait()
     assert the_kept().why_not == "an operation of it was under way"
@@ -92,21 +92,21 @@ def test_what_was_begun_after_the_abort_has_looked_is_ended(backends: list[Any])
 def test_who_waits_for_long_has_all_ended_whatever_the_recorder_says(
     backends: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _kept_groups.end_waits()
+    kept_beside.end_waits()
     assert the_kept().why_not is None
-    monkeypatch.setattr(_kept_groups, "_LEAVES_WITHIN_S", 0.0)
-    _kept_groups.end_waits()
+    monkeypatch.setattr(kept_beside, "_LEAVES_WITHIN_S", 0.0)
+    kept_beside.end_waits()
     assert the_kept().why_not == "the main thread waited"
 
 
 def test_a_lost_connection_is_seen(backends: list[Any]) -> None:
-    _gloo_sockets.close_gloo_connections()  # rank 1's
+    gloo_sockets.close_gloo_connections()  # rank 1's
     assert wait_until(lambda: the_kept().why_disconnected(), "the end of the connection")
 
 
 def test_messages_put_a_group_in_doubt(backends: list[Any]) -> None:
-    _kept_groups.doubt(backends[1], "of another group")
+    kept_beside.doubt(backends[1], "of another group")
     assert the_kept().why_not is None
-    _kept_groups.doubt(backends[0], "a message")
+    kept_beside.doubt(backends[0], "a message")
     assert the_kept().why_not == "a message"
-    assert the_kept().epoll not in _gloo_sockets.left_alone
+    assert the_kept().epoll not in gloo_sockets.left_alone

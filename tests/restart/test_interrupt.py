@@ -22,8 +22,9 @@ from types import FrameType
 import psutil
 import pytest
 
-from ncclops.restart import _interrupt, progress_watchdog
-from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart import progress_watchdog
+from ncclops.restart._interrupt import main_thread as _interrupt
+from ncclops.restart._interrupt.main_thread import Interrupter, wake_signal
 from ncclops.restart.exception import RankShouldRestart
 
 pytestmark = pytest.mark.slow
@@ -402,7 +403,7 @@ def test_a_signal_that_c_code_handles_is_left_to_it() -> None:
     """``signal.getsignal`` knows nothing of such a handler."""
     program = """
 import ctypes, signal
-from ncclops.restart._interrupt import wake_signal
+from ncclops.restart._interrupt.main_thread import wake_signal
 first = signal.SIGRTMIN + 5
 handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
 ctypes.CDLL(None).signal(first, handler)
@@ -416,7 +417,7 @@ def test_a_debugger_or_profiler_can_run_after_an_iteration() -> None:
     """Python up to 3.12 does not get on where an exception is taken back that was to be raised."""
     program = """
 import sys, threading
-from ncclops.restart._interrupt import Interrupter
+from ncclops.restart._interrupt.main_thread import Interrupter
 interrupter = Interrupter(threading.get_ident(), 0.05, 1)
 interrupter.arm()
 interrupter.armed = False

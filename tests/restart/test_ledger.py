@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.restart import ledger as ledgers
-from ncclops.restart._planning import PlannedAssigner
-from ncclops.restart._world import Place, Placement
+from ncclops.restart._assignment.planning import PlannedAssigner
+from ncclops.restart._assignment.world import Place, Placement
 from ncclops.restart.agreement import INITIAL, Arrival, numbers_claimed_and_left
 from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
 from ncclops.restart.compose import Compose

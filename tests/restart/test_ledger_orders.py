@@ -17,9 +17,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.restart import _arrival_bitmap
-from ncclops.restart._planning import PlannedAssigner
-from ncclops.restart._store_client import Connection, Patience, StorePath
+from ncclops.restart._assignment.planning import PlannedAssigner
+from ncclops.restart._store import arrival_bitmap
+from ncclops.restart._store.client import Connection, Patience, StorePath
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.compose import Compose
@@ -36,9 +36,9 @@ NOBODY: frozenset[int] = frozenset()
 @pytest.fixture(autouse=True, scope="module")
 def _small_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_arrival_bitmap, "RANKS_PER_KEY", 2)
-        patch.setattr(_arrival_bitmap, "LOSS", 1 << 2)
-        patch.setattr(_arrival_bitmap, "GROUPS_TOGETHER", 2)
+        patch.setattr(arrival_bitmap, "RANKS_PER_KEY", 2)
+        patch.setattr(arrival_bitmap, "LOSS", 1 << 2)
+        patch.setattr(arrival_bitmap, "GROUPS_TOGETHER", 2)
         yield
 
 
@@ -220,7 +220,7 @@ def test_a_loss_that_two_count_at_once_hides_no_rank_that_comes_later() -> None:
     store = dist.HashStore()
     plain_barrier(store, INITIAL, NOBODY)
     ledger(store).record_gone(0, fault(0, 0), NOBODY)
-    store.add("0/arrived/0", _arrival_bitmap.LOSS)  # as by another reporter of the same loss
+    store.add("0/arrived/0", arrival_bitmap.LOSS)  # as by another reporter of the same loss
     barrier = Barrier(store, 0, NOBODY)
     for rank in (2, 3, 4, 1):
         assert not barrier.agreed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from ncclops.restart._planning import PlannedAssigner
+from ncclops.restart._assignment.planning import PlannedAssigner
 from ncclops.restart.agreement import INITIAL, Agreement, Arrival
 from ncclops.restart.attribution import Fault, FaultKind, find_cause
 from ncclops.restart.compose import Compose

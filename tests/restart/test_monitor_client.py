@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from ncclops.restart._instant import Instant
-from ncclops.restart._monitor_client import MonitorClient
+from ncclops.restart._monitor.client import MonitorClient
 from ncclops.restart.agreement import Agreement, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.ledger import Ledger

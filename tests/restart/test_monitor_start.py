@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ncclops.restart._monitor_link import Peer, Watch, receive_packet
-from ncclops.restart._ring import Address, Ring, RingActions
+from ncclops.restart._monitor.link import Peer, Watch, receive_packet
+from ncclops.restart._monitor.ring import Address, Ring, RingActions
 from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
 
 _SECOND = timedelta(seconds=1)

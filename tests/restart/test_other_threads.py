@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import concurrent.futures, os, queue, socket, sys, threading, time
-from ncclops.restart._other_threads import end_threads_at_work
+from ncclops.restart._interrupt.other_threads import end_threads_at_work
 from ncclops.restart.exception import RankShouldRestart
 
 stop, ready = threading.Event(), []

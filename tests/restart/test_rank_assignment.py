@@ -14,8 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.restart._planning import PlannedAssigner
-from ncclops.restart._world import AssignmentFailed, NoPlace, Place, decode_place, encode_places
+from ncclops.restart._assignment.planning import PlannedAssigner
+from ncclops.restart._assignment.world import (
+    AssignmentFailed,
+    NoPlace,
+    Place,
+    decode_place,
+    encode_places,
+)
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import RestartError

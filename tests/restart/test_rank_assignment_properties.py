@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.restart._tree import Census, Topology, replace_from_reserve
+from ncclops.restart._assignment.tree import Census, Topology, replace_from_reserve
 from ncclops.restart.compose import Compose
 from ncclops.restart.rank_assignment import (
     ActivateAllRanks,

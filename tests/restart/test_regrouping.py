@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.restart._regrouping import _has_reconfigure
+from ncclops.restart._groups.regrouping import _has_reconfigure
 from tests.restart import keep_going_programs as programs
 
 from .conftest import Job

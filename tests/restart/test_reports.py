@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ncclops.restart._kept_descriptors import KeptDescriptors
-from ncclops.restart._monitor_client import Reporter
-from ncclops.restart._monitor_link import Message, Peer
-from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
+from ncclops.restart._monitor.client import Reporter
+from ncclops.restart._monitor.link import Message, Peer
+from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports
 from ncclops.restart.ledger import Ledger
 
 DIED: Message = {"op": "report", "id": "r1"}

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 import torch.distributed as dist
 
-from ncclops.restart._connections import _addresses_of
-from ncclops.restart._gloo_sockets import shut_down_connections_to
+from ncclops.restart._groups.gloo_sockets import shut_down_connections_to
+from ncclops.restart._store.connections import _addresses_of
 
 
 @pytest.fixture

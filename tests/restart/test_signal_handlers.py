@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ncclops.restart._signal_handlers import contain_handlers, release_handlers
+from ncclops.restart._interrupt.signal_handlers import contain_handlers, release_handlers
 
 
 def fail(number: int, _: object) -> None:

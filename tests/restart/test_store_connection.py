@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from ncclops.restart._gloo_sockets import socket_inodes
-from ncclops.restart._store_client import AdditionUnknown, Connection, Patience, StorePath
+from ncclops.restart._groups.gloo_sockets import socket_inodes
+from ncclops.restart._store.client import AdditionUnknown, Connection, Patience, StorePath
 from ncclops.testing._store_proxy import StoreProxies
 
 from .conftest import Job, wait_until

@@ -21,11 +21,12 @@ import pytest
 from torch import distributed as dist
 
 from ncclops import restart
-from ncclops.restart import _relay_client, _store_client
-from ncclops.restart._connections import Connections
-from ncclops.restart._relay_client import RelayClients, RelayedStore, is_wanted
-from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
-from ncclops.restart._store_relay import Frames, Relay, encode
+from ncclops.restart._store import client as _store_client
+from ncclops.restart._store import relay_client
+from ncclops.restart._store.client import Connection, Patience, StoreClient, StorePath
+from ncclops.restart._store.connections import Connections
+from ncclops.restart._store.relay import Frames, Relay, encode
+from ncclops.restart._store.relay_client import RelayClients, RelayedStore, is_wanted
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.store import job_prefix
 
@@ -448,7 +449,7 @@ def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host, answers: 
 def expect_to_end_with_its_rank(port: int) -> None:
     program = (
         "import contextlib, os, sys;"
-        "from ncclops.restart._relay_client import RelayClients;"
+        "from ncclops.restart._store.relay_client import RelayClients;"
         "relays = RelayClients(('127.0.0.1', int(sys.argv[1])), 'orphan', 60.0);"
         "relays._start(contextlib.ExitStack());"
         "os._exit(0)"
@@ -573,7 +574,7 @@ def relay_that_reads(
     monkeypatch: pytest.MonkeyPatch, once_in_s: float
 ) -> Iterator[tuple[RelayedStore, list[bytes]]]:
     """One whose process is busy, with five beats in 0.25 s; and what it has read so far."""
-    monkeypatch.setattr(_relay_client, "BEAT_EVERY_S", 0.05)
+    monkeypatch.setattr(relay_client, "BEAT_EVERY_S", 0.05)
     ours, theirs = socket.socketpair()
     parts: list[bytes] = []
 
@@ -629,5 +630,5 @@ def test_a_rank_that_cannot_have_a_relay_connects_directly(
     with socket.socket(socket.AF_UNIX) as impostor:
         impostor.bind(relays._name)
         impostor.listen()
-        monkeypatch.setattr(_relay_client, "_UP_WITHIN_S", 0.2)
+        monkeypatch.setattr(relay_client, "_UP_WITHIN_S", 0.2)
         assert relays.join("p") is None

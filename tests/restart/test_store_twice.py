@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ncclops.restart._monitor_link import Page, create_page_fd
+from ncclops.restart._monitor.link import Page, create_page_fd
 
 from .conftest import Job
 

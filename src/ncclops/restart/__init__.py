@@ -17,17 +17,18 @@ monitor thread        ``monitor_thread``              waits in the store for a f
                                                       aborts the groups, interrupts the main thread
 watchdog thread       ``progress_watchdog``           shows the monitor process that the main thread
                                                       moves, receives its messages
-reporter thread       ``_monitor_client.Reporter``    writes to the store what the monitor process
+reporter thread       ``_monitor.client.Reporter``    writes to the store what the monitor process
                                                       reports; exists from the first report on
 abort thread          ``monitor_thread``              runs the ``abort`` callback and then ends
-monitor process       ``_monitor_main``               notices that the main process died or makes
+monitor process       ``_monitor.main``               notices that the main process died or makes
                                                       no progress, and watches the next rank's
 store server          ``store_server``                serves the store; one process for the job
 ====================  ==============================  ============================================
 
 Where to begin reading: ``loop`` (the phases), ``ledger`` (what ranks agree on, and the table of the
-store's keys), ``monitor_thread`` and ``_interrupt`` (how a function is left), ``_monitor_main``
-and ``_ring`` (how a death is noticed), ``session`` (what holds them together).
+store's keys), ``monitor_thread`` and ``_interrupt.main_thread`` (how a function is left),
+``_monitor.main`` and ``_monitor.ring`` (how a death is noticed), ``session`` (what holds them
+together).
 """
 
 from __future__ import annotations

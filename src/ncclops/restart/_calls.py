@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ncclops.restart.log import logged
 
 if TYPE_CHECKING:
-    from ncclops.restart._store_client import StoreClient
+    from ncclops.restart._store.client import StoreClient
     from ncclops.restart.state import FrozenState
 
 

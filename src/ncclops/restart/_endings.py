@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ncclops.restart._handled import is_handled
+from ncclops.restart._interrupt.handled import is_handled
 from ncclops.restart.attribution import (
     Fault,
     FaultKind,

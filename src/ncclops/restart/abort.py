@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from ncclops.restart import _kept_groups
-from ncclops.restart._gloo_sockets import shut_down_gloo_connections
-from ncclops.restart._groups import abort_groups
+from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.gloo_sockets import shut_down_gloo_connections
+from ncclops.restart._groups.process_groups import abort_groups
 from ncclops.restart.log import logged
 from ncclops.restart.state import FrozenState
 
@@ -54,7 +54,7 @@ class AbortTorchDistributed(Abort):
             with logged("writing the flight-recorder trace"):
                 _dump_trace(self.torch_fr_trace_path, state)
         with logged("looking which groups can be kept"):
-            _kept_groups.spare()
+            kept_beside.spare()
         # Also when no group is initialised: the main thread may be blocked in making the first.
         with logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ncclops.restart._world import Place, World
+from ncclops.restart._assignment.world import Place, World
 from ncclops.restart.attribution import Fault, find_cause
 
 # The barrier before the first iteration, and everything that goes wrong until then.

@@ -7,9 +7,9 @@ makes the communicator: the first of DDP without ``init_sync``, or of HSDP's rep
 thread waits for that thread.
 
 Gloo never wakes who waits for a send that could not be written, as its peer was killed with unread
-data (see ``_gloo_sockets``). That is the main thread in a ``send``, and in a collective a thread of
-the group's, which the main thread waits for wherever it is. Both wait with a time limit, the
-group's timeout, which the kernel shows; a thread of the group's without work waits without one.
+data (see ``_groups.gloo_sockets``). That is the main thread in a ``send``, and in a collective a
+thread of the group's, which the main thread waits for wherever it is. Both wait with a time limit,
+the group's timeout, which the kernel shows; a thread of the group's without work waits without one.
 
 Only the end of the process helps, and whoever waits for the restart should not have to wait for
 long.
@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 from torch import distributed
 
-from ncclops.restart import _groups
-from ncclops.restart._monitor_link import FREED_WITHIN_S
-from ncclops.restart._threads import names_of_threads, wait_for_thread
+from ncclops.restart._groups import process_groups
+from ncclops.restart._interrupt.threads import names_of_threads, wait_for_thread
+from ncclops.restart._monitor.link import FREED_WITHIN_S
 from ncclops.restart.attribution import Fault
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
@@ -123,9 +123,9 @@ class BlockedMainThread:
         if frame is None:
             return
         in_collective = is_in_collective(frame)
-        if _groups.aborted_nccl and in_collective:
+        if process_groups.aborted_nccl and in_collective:
             sign, is_there = _Sign(_cpu_of_watchdogs, FREED_WITHIN_S), _is(frame)
-        elif _groups.aborted_nccl and is_in_backward(frame):
+        elif process_groups.aborted_nccl and is_in_backward(frame):
             look = _cpu_of_watchdogs_and_main_thread
             sign, is_there = _Sign(look, _BACKWARD_ENDS_WITHIN_S), _is(frame)
         else:
@@ -233,7 +233,7 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
         for name in _GROUP_NAMES:
             group = variables.get(name)
             if isinstance(group, distributed.ProcessGroup):
-                return _groups.members_of_aborted(group)
+                return process_groups.members_of_aborted(group)
     return None
 
 

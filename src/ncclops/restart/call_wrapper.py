@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from ncclops.restart._monitor_link import Page, Watch
+from ncclops.restart._monitor.link import Page, Watch
 from ncclops.restart._observer import observed
 from ncclops.restart.environment_notes import environment_notes
 from ncclops.restart.health_check import HealthCheck

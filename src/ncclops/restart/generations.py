@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ncclops.restart._store_client import StoreClient
+from ncclops.restart._store.client import StoreClient
 from ncclops.restart.agreement import Agreement, from_ranges, ranges
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.exception import GpuUnusable, RestartError

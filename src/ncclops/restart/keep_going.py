@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ncclops.restart import _kept_group, _kept_groups
-from ncclops.restart._beside import GroupsBeside
-from ncclops.restart._regrouping import Regrouping, end_shrinkable_group
+from ncclops.restart._groups import kept_beside, kept_default
+from ncclops.restart._groups.beside import GroupsBeside
+from ncclops.restart._groups.regrouping import Regrouping, end_shrinkable_group
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
 from ncclops.restart.regroup import Regrouped
@@ -72,8 +72,8 @@ class KeepGoing:
             return self._run(function, on_membership)
         finally:
             self._is_under_way = False
-            _kept_group.drop()
-            _kept_groups.drop()
+            kept_default.drop()
+            kept_beside.drop()
             end_shrinkable_group()
 
     def regroup(self, backend: str, **options: Any) -> Regrouped:
@@ -116,8 +116,8 @@ class KeepGoing:
             try:
                 loop.restart_inside(caught, torch_state)
             except BaseException:
-                _kept_groups.drop()
-                _kept_group.end()  # as all others: this rank does not go on here
+                kept_beside.drop()
+                kept_default.end()  # as all others: this rank does not go on here
                 raise
             old = new
             del caught

@@ -20,7 +20,7 @@ key                       meaning
 ``<k>/silent``            how many ranks were silent when they heard of the fault of another one
 ``<k>/first-silent``      the first of them, as a Fault, which it is if the others waited for it
 ``<k>/arrived/<g>``       which ranks of group *g* reached the barrier at the end of *k*, and how
-                          many of them were reported gone meanwhile: see ``_arrival_bitmap``
+                          many of them were reported gone meanwhile: see ``_store.arrival_bitmap``
 ``<k>/completed/again``   (logs) ranks whose connection to the store broke when they set their bit:
 ``<k>/arrived/again``     they count like the bit, and are counted like a loss
 ``<k>/arrived/all/<g>``   in jobs of more than 1,600 ranks: how many have seen that all ranks of the
@@ -74,9 +74,9 @@ from typing import Any
 
 from torch.distributed import Store
 
-from ncclops.restart import _arrival_bitmap as bitmap
-from ncclops.restart._store_client import AdditionUnknown, Connection, StoreClient
-from ncclops.restart._world import Place, World, decode_place, encode_places
+from ncclops.restart._assignment.world import Place, World, decode_place, encode_places
+from ncclops.restart._store import arrival_bitmap as bitmap
+from ncclops.restart._store.client import AdditionUnknown, Connection, StoreClient
 from ncclops.restart.agreement import (
     INITIAL,
     Agreement,

@@ -32,9 +32,7 @@ from typing import Any, NoReturn
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _calls, _kept_groups
-from ncclops.restart._connections import Connections
-from ncclops.restart._cuda_graphs import refuse_graphs_over_dead_groups
+from ncclops.restart import _calls
 from ncclops.restart._endings import (
     Failed,
     Finished,
@@ -44,8 +42,11 @@ from ncclops.restart._endings import (
     follows_from_abort,
     judge_exit,
 )
-from ncclops.restart._gloo_sockets import close_gloo_connections
-from ncclops.restart._groups import (
+from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.cuda_graphs import refuse_graphs_over_dead_groups
+from ncclops.restart._groups.gloo_sockets import close_gloo_connections
+from ncclops.restart._groups.open_operations import operations_are_open, watch_groups_of_operations
+from ncclops.restart._groups.process_groups import (
     end_groups_in_a_thread,
     env_leads_to,
     finish_operations_before_groups_end,
@@ -54,12 +55,12 @@ from ncclops.restart._groups import (
     undo_excepthook_of_torch,
 )
 from ncclops.restart._inbox import Inbox, store_gone
-from ncclops.restart._monitor_link import Watch
+from ncclops.restart._interrupt.signal_handlers import contain_handlers, release_handlers
+from ncclops.restart._monitor.link import Watch
 from ncclops.restart._observer import place
-from ncclops.restart._open_operations import operations_are_open, watch_groups_of_operations
 from ncclops.restart._process import freeze_heap, release
-from ncclops.restart._signal_handlers import contain_handlers, release_handlers
-from ncclops.restart._store_client import StoreClient
+from ncclops.restart._store.client import StoreClient
+from ncclops.restart._store.connections import Connections
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import (
@@ -510,7 +511,7 @@ class RestartLoop:
         if not isinstance(message, Aborted):
             raise InternalError(f"expected the abort, got {message}")
         with logged("looking at groups that are to be kept"):
-            _kept_groups.spare()  # what the function has begun since the abort looked
+            kept_beside.spare()  # what the function has begun since the abort looked
         self._account.aborted(message.seen_at, message.collect_s, message.abort_s)
 
     def _recover(self, ending: Failed) -> None:

@@ -2,7 +2,7 @@
 
 It is a fresh interpreter (``subprocess`` uses ``vfork`` and ``exec``, safe with threads and with a
 CUDA context; all descriptors but four are closed) that runs without ``site`` and without torch: up
-in some 20 ms, about 10 MB. What it does is in ``_monitor_main``.
+in some 20 ms, about 10 MB. What it does is in ``_monitor.main``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import ncclops
-from ncclops.restart._delicate import holds_a_lock
-from ncclops.restart._monitor_link import Page, create_page_fd, receive_packet
+from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._monitor.link import Page, create_page_fd, receive_packet
 from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
 
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); "
-    "from ncclops.restart._monitor_main import main; main()"
+    "from ncclops.restart._monitor.main import main; main()"
 )
 
 
@@ -74,7 +74,7 @@ class MonitorProcess:
 
     @property
     def address(self) -> tuple[int, str, int, str]:
-        """Rank, host, port and token, as a ``_ring.Address``."""
+        """Rank, host, port and token, as a ``_monitor.ring.Address``."""
         port: int = self._listener.getsockname()[1]
         return (self._settings.rank, self._settings.host, port, self._token)
 

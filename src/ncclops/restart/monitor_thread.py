@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 
-from ncclops.restart._groups import before_silent_ends, may_have_pending_operation
-from ncclops.restart._interrupt import Interrupter
+from ncclops.restart._assignment.world import Place
+from ncclops.restart._groups.open_operations import no_group_of_operations
+from ncclops.restart._groups.process_groups import before_silent_ends, may_have_pending_operation
+from ncclops.restart._interrupt.main_thread import Interrupter
+from ncclops.restart._interrupt.other_threads import end_threads_at_work
 from ncclops.restart._observer import place
-from ncclops.restart._open_operations import no_group_of_operations
-from ncclops.restart._other_threads import end_threads_at_work
-from ncclops.restart._world import Place
 from ncclops.restart.abort import Abort
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Fault

@@ -27,8 +27,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ncclops.restart import _tree, _world
-from ncclops.restart._assignment import (
+from ncclops.restart._assignment import tree as _tree
+from ncclops.restart._assignment import world as _world
+from ncclops.restart._assignment.base import (
     GATHER_TIMEOUT,
     KeyFunction,
     KeyOrFn,
@@ -41,9 +42,15 @@ from ncclops.restart._assignment import (
     as_of_launch,
     whole_number,
 )
-from ncclops.restart._planning import assign, keys_change, local_keys, plan, supports_global_plan
-from ncclops.restart._tree import Layer, LayerFlag, Topology
-from ncclops.restart._world import Placement, World, placements
+from ncclops.restart._assignment.planning import (
+    assign,
+    keys_change,
+    local_keys,
+    plan,
+    supports_global_plan,
+)
+from ncclops.restart._assignment.tree import Layer, LayerFlag, Topology
+from ncclops.restart._assignment.world import Placement, World, placements
 from ncclops.restart.state import Mode
 
 __all__ = [

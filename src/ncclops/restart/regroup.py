@@ -1,7 +1,7 @@
 """How the default group of a function that keeps going comes to its members after a fault.
 
 The rungs, from the cheapest. All ranks take the same one; what each can do is an ``Offer``, and
-``plan_for`` decides for all. Values alone: ``_regrouping`` carries it out.
+``plan_for`` decides for all. Values alone: ``_groups.regrouping`` carries it out.
 
 - *reconfigured*: the group that is there is given its new members and connections, and stays the
   same object for all that hold it. torch 2.14 and newer, Gloo.

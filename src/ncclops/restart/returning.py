@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from ncclops.restart._connections import Connections
 from ncclops.restart._inbox import Inbox
+from ncclops.restart._store.connections import Connections
 from ncclops.restart.agreement import INITIAL
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.generations import Generation

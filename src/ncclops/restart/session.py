@@ -16,17 +16,17 @@ from types import FrameType
 
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets
-from ncclops.restart._addresses import reachable_host
-from ncclops.restart._connections import Connections
+from ncclops.restart._assignment.planning import choose_assigner
 from ncclops.restart._data_loaders import LoaderWorkers
-from ncclops.restart._groups import nccl_error, wait_for_groups_to_end
-from ncclops.restart._interrupt import Interrupter, wake_signal
-from ncclops.restart._monitor_client import MonitorClient
-from ncclops.restart._monitor_link import Watch
-from ncclops.restart._planning import choose_assigner
+from ncclops.restart._groups import gloo_sockets
+from ncclops.restart._groups.process_groups import nccl_error, wait_for_groups_to_end
+from ncclops.restart._interrupt.main_thread import Interrupter, wake_signal
+from ncclops.restart._monitor.client import MonitorClient
+from ncclops.restart._monitor.link import Watch
 from ncclops.restart._silence import own_silence
-from ncclops.restart._store_client import StoreClient
+from ncclops.restart._store.addresses import reachable_host
+from ncclops.restart._store.client import StoreClient
+from ncclops.restart._store.connections import Connections
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import Fault, summarise
 from ncclops.restart.blocked import BlockedMainThread
@@ -79,7 +79,7 @@ class Session:
         self._aborted_in: int | None = None  # the latest iteration whose groups were aborted
         with contextlib.ExitStack() as stack:
             stack.callback(wait_for_groups_to_end, _END_GROUPS_WITHIN_S)
-            stack.callback(_gloo_sockets.release_gloo_connections)
+            stack.callback(gloo_sockets.release_gloo_connections)
             self.loader_workers = LoaderWorkers()
             stack.callback(self.loader_workers.end)
             self._snapshots, view = _start_snapshots(settings, self._rank)

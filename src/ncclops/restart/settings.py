@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import distributed
 
-from ncclops.restart._planning import supports_global_plan
+from ncclops.restart._assignment.planning import supports_global_plan
 from ncclops.restart.abort import Abort
 from ncclops.restart.completion import Completion
 from ncclops.restart.compose import Compose

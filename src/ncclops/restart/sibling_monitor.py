@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ncclops.restart._ring import Address, Ring, RingActions
+from ncclops.restart._monitor.ring import Address, Ring, RingActions
 
 __all__ = ["Address", "Ring", "RingActions"]

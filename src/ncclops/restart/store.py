@@ -21,7 +21,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ncclops.restart import store_server
-from ncclops.restart._addresses import is_numeric, one_short_query, resolve
+from ncclops.restart._store.addresses import is_numeric, one_short_query, resolve
 from ncclops.restart.exception import RestartError
 
 

@@ -32,8 +32,8 @@ from ncclops.record.variables import (
 )
 from ncclops.record.worker_commands import RestartCommand
 from ncclops.restart import blocked
-from ncclops.restart._connections import pass_over_call
 from ncclops.restart._process import TRACEBACK_NOTE
+from ncclops.restart._store.connections import pass_over_call
 from ncclops.restart.attribution import Fault, RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.generations import JobEnded

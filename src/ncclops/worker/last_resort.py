@@ -21,13 +21,13 @@ def abort_groups(_command: AbortCommand) -> None:
     next attempt may not come up.
     """
     if "torch.distributed" in sys.modules:
-        from ncclops.restart import _kept_groups
-        from ncclops.restart._groups import before_silent_ends
+        from ncclops.restart._groups import kept_beside
+        from ncclops.restart._groups.process_groups import before_silent_ends
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
         before_silent_ends.set(_end_script)
-        _kept_groups.drop()
+        kept_beside.drop()
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
     worker_record.report(GroupsAbortedEvent())
 
@@ -38,9 +38,9 @@ def _end_script() -> None:
     The abort ends that wait without an error, and the script would go on with what the operation
     has not summed, into a checkpoint, too.
     """
-    from ncclops.restart._groups import may_have_pending_operation
-    from ncclops.restart._other_threads import end_threads_at_work
-    from ncclops.restart._threads import set_async_exc
+    from ncclops.restart._groups.process_groups import may_have_pending_operation
+    from ncclops.restart._interrupt.other_threads import end_threads_at_work
+    from ncclops.restart._interrupt.threads import set_async_exc
 
     main = threading.main_thread().ident
     if main is not None and may_have_pending_operation():

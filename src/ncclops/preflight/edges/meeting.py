@@ -45,7 +45,7 @@ from ncclops.preflight.edges.model import (
     Verdict,
 )
 from ncclops.restart import store_server
-from ncclops.restart._addresses import one_short_query
+from ncclops.restart._store.addresses import one_short_query
 
 T = TypeVar("T")
 M = TypeVar("M", Facts, Plan, Outcome, Again, Verdict, PairTried, PairsTried)

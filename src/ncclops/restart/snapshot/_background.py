@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ncclops.restart._store_client import AdditionUnknown, StoreClient
+from ncclops.restart._store.client import AdditionUnknown, StoreClient
 from ncclops.restart.snapshot._errors import SnapshotError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ncclops.restart import _calls
-from ncclops.restart._delicate import holds_a_lock
+from ncclops.restart._interrupt.delicate import holds_a_lock
 from ncclops.restart.snapshot._blobs import Blob
 from ncclops.restart.snapshot._planning import Holding, Label, Moment
 

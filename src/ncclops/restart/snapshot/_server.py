@@ -12,7 +12,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ncclops.restart._addresses import reachable_host
+from ncclops.restart._store.addresses import reachable_host
 from ncclops.restart.snapshot._errors import PeerError
 from ncclops.restart.snapshot._planning import Label
 from ncclops.restart.snapshot._wire import TOKEN_CHARACTERS, Address, Connection

@@ -220,7 +220,7 @@ class Snapshots:
                 "Snapshots outside of a wrapped function: call it inside one (ncclops launch wraps "
                 "the script), or give a store="
             )
-        from ncclops.restart._store_client import Connection, StoreClient
+        from ncclops.restart._store.client import Connection, StoreClient
         from ncclops.restart.store import another_connection
 
         store = self._store

@@ -16,8 +16,8 @@ from weakref import ref
 import torch
 from torch import distributed
 
-from ncclops.restart import _kept_groups
-from ncclops.restart._groups import _has_watchdog, backends_of
+from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.process_groups import _has_watchdog, backends_of
 from ncclops.restart.exception import RestartError
 
 _GROUPS = "_ncclops_groups"  # of a graph: weak references to groups, and their names
@@ -49,7 +49,7 @@ def refuse_graphs_over_dead_groups(graph_class: Any = None) -> None:
         setattr(graph, _GROUPS, [(each, getattr(each(), "group_desc", "")) for each in used])
         setattr(graph, _BEFORE, {})
         for each in used:
-            _kept_groups.doubt(each(), "a CUDA graph holds operations of it")
+            kept_beside.doubt(each(), "a CUDA graph holds operations of it")
         return end(graph, *args, **kwargs)
 
     def checked_replay(graph: Any, *args: Any, **kwargs: Any) -> Any:

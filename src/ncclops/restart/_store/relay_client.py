@@ -1,10 +1,10 @@
-"""A rank's side of the relay that the ranks of its host share, see ``_store_relay``.
+"""A rank's side of the relay that the ranks of its host share, see ``_store.relay``.
 
 ``join`` finds the relay by the name of its socket, which is the same on all ranks of the host, or
 starts it: binding the name is what makes a rank the starter. A rank connects to the store itself at
 first, and at once where its relay has ended: a relay takes a moment to come up, and the store's
-server goes when it has no client. ``_connections`` moves it to the relay, in the background. A
-relay that is silent for five beats is stopped, and is killed, which ends it for all its ranks.
+server goes when it has no client. ``_store.connections`` moves it to the relay, in the background.
+A relay that is silent for five beats is stopped, and is killed, which ends it for all its ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import distributed
 
-from ncclops.restart import _store_relay
-from ncclops.restart._store_relay import BEAT_EVERY_S, Frames, encode, peer_of
+from ncclops.restart._store import relay as _store_relay
+from ncclops.restart._store.relay import BEAT_EVERY_S, Frames, encode, peer_of
 
 log = logging.getLogger("ncclops.restart")
 

@@ -5,8 +5,8 @@ may be in one: a thread that saves checkpoints reads what the training has queue
 would go on with what a collective has not summed, and save that.
 
 Threads that are at work are ended by an exception, raised before the abort. It arrives when the
-call that waits returns, see ``_interrupt``. Others are left alone, since an imported module may
-keep them over restarts: a pool's workers, monitors, what uploads metrics.
+call that waits returns, see ``_interrupt.main_thread``. Others are left alone, since an imported
+module may keep them over restarts: a pool's workers, monitors, what uploads metrics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ncclops.restart._delicate import Delicate, how_delicate
-from ncclops.restart._threads import is_running, kernel_wait, set_async_exc, system_call
+from ncclops.restart._interrupt.delicate import Delicate, how_delicate
+from ncclops.restart._interrupt.threads import is_running, kernel_wait, set_async_exc, system_call
 
 log = logging.getLogger("ncclops.restart")
 
@@ -40,7 +40,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = (
     *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()},
-    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2]),
 )
 # Who writes checkpoints from a thread of a library, without a frame of the script's.
 _SAVES = ("torch.serialization", "torch.distributed.checkpoint")
@@ -60,7 +60,7 @@ def end_threads_at_work(error: type[BaseException]) -> None:
     At work is who has code of the script on its stack, or saves a checkpoint, and does not just
     wait for something else than the device. In the middle of torch or where it has made a process
     group, it is at work also while it waits. Where an interruption is delicate for longer than
-    0.2 s (see ``_delicate``) it is left out.
+    0.2 s (see ``_interrupt.delicate``) it is left out.
     """
     _be_quiet_about(error)
     left = [_Looked(each) for each in threading.enumerate() if _may_be_ended(each)]
@@ -85,7 +85,7 @@ def _settled(looked: _Looked, frames: dict[int, FrameType], error: type[BaseExce
     return True
 
 
-# The threads that have made process groups, by their numbers; see ``_groups``.
+# The threads that have made process groups, by their numbers; see ``_groups.process_groups``.
 makers_of_groups: set[int] = set()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ncclops.restart._monitor_link import Message, Peer
+from ncclops.restart._monitor.link import Message, Peer
 
 log = logging.getLogger("ncclops.restart.monitor")
 

@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ncclops.restart._assignment import (
+from ncclops.restart._assignment.base import (
     PlannedAssignment,
     RankAssignment,
     RankAssignmentCtx,
     RankDiscarded,
     RankFilter,
 )
-from ncclops.restart._world import (
+from ncclops.restart._assignment.world import (
     AssignmentFailed,
     NoPlace,
     Place,

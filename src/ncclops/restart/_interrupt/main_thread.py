@@ -15,8 +15,8 @@ in the same wait as before (1), which also shows that the exception has not arri
 The exception may be swallowed: by a C extension, by ``except BaseException``. It is therefore
 raised again until the main thread reports that it is out, but not while the main thread is visibly
 cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it) and its stack
-moves. In some places it is not raised at all, see ``_delicate``. Where Python ignores it (while a
-generator is freed, for example) it is raised again as soon as that is over.
+moves. In some places it is not raised at all, see ``_interrupt.delicate``. Where Python ignores it
+(while a generator is freed, for example) it is raised again as soon as that is over.
 
 The two threads synchronise by single assignments to plain attributes, in an order that works
 whichever of them is first; locks serve only to wake the other thread. Any other synchronisation
@@ -39,8 +39,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from ncclops.restart._delicate import Delicate, holds_a_lock, how_delicate
-from ncclops.restart._threads import clear_async_exc, kernel_wait, set_async_exc
+from ncclops.restart._interrupt.delicate import Delicate, holds_a_lock, how_delicate
+from ncclops.restart._interrupt.threads import clear_async_exc, kernel_wait, set_async_exc
 from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 

@@ -14,8 +14,8 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ncclops.restart._assignment import KeyOrFn, whole_number
-from ncclops.restart._world import World
+from ncclops.restart._assignment.base import KeyOrFn, whole_number
+from ncclops.restart._assignment.world import World
 
 
 class LayerFlag(enum.Flag):

@@ -21,10 +21,10 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart import _gloo_sockets, _kept_groups
-from ncclops.restart._groups import recorded_of_gloo
-from ncclops.restart._kept_groups import KeptGroup
-from ncclops.restart._regrouping import decided, is_wrapped
+from ncclops.restart._groups import gloo_sockets, kept_beside
+from ncclops.restart._groups.kept_beside import KeptGroup
+from ncclops.restart._groups.process_groups import recorded_of_gloo
+from ncclops.restart._groups.regrouping import decided, is_wrapped
 from ncclops.restart.regroup import Had, Regrouped, Rung, which_to_keep, why_never_kept
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class GroupsBeside:
 
     def end_unused(self) -> None:
         """All have been asked for that are to be there."""
-        _kept_groups.end_unused(self._iteration, self._oldest)
+        kept_beside.end_unused(self._iteration, self._oldest)
 
     def new_group(
         self,
@@ -85,14 +85,14 @@ class GroupsBeside:
             description = f"{backend.lower()} {group_desc}"
             before, why = self._agree(number, description, ranks)
             if why is not None:
-                _kept_groups.end(before)
+                kept_beside.end(before)
                 group = self._make(made, description, ranks, new_group)
             else:
                 assert before is not None
                 made, group = before, distributed.GroupMember.NON_GROUP_MEMBER
                 if me in ranks:
                     with self._session.interrupter.atomic():
-                        group = _kept_groups.adopt(before, ranks, self._iteration)
+                        group = kept_beside.adopt(before, ranks, self._iteration)
         if me == 0:
             self._oldest = made[0] if self._oldest is None else min(self._oldest, made[0])
         self.outcomes.append(
@@ -116,7 +116,7 @@ class GroupsBeside:
         def decide(said: Sequence[bytes]) -> str:
             return json.dumps(which_to_keep(description, ranks, list(map(Had.from_json, said))))
 
-        said = Had.to_json(_kept_groups.had(self._iteration)) if me in ranks else None
+        said = Had.to_json(kept_beside.had(self._iteration)) if me in ranks else None
         store = distributed.PrefixStore(f"beside/{number}", default)
         made, why = json.loads(decided(store, me, ranks, "had", "plan", said, decide))
         return None if made is None else tuple(made), why
@@ -133,7 +133,7 @@ class GroupsBeside:
         world, default = distributed_c10d._world, distributed.group.WORLD
         usual, count = world.pg_map[default], world.group_count
         is_member, sockets = distributed.get_rank() in ranks, set[int]()
-        threads, recorded = _gloo_sockets.gloo_threads(), set(recorded_of_gloo())
+        threads, recorded = gloo_sockets.gloo_threads(), set(recorded_of_gloo())
         if is_member:
             store, sockets = self._session.store_for_group_beside()
             store.set_timeout(usual[1].timeout)
@@ -151,5 +151,5 @@ class GroupsBeside:
             distributed.barrier(group)  # whereupon the recorder has it
             kept.find_gloo(threads, recorded)
         with self._session.interrupter.atomic():
-            _kept_groups.add(kept)
+            kept_beside.add(kept)
         return group

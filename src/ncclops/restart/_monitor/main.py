@@ -10,8 +10,8 @@ It waits in one ``select`` on everything that can happen:
   and hard timeouts.
 
 It never uses the store. What has to be recorded there is *reported* to a main process that is
-alive, see ``_reports``. If no main process is left, no rank is left that would need to know.
-Standard library only: ``torch`` would take seconds and 200 MB. See docs/restart.md.
+alive, see ``_monitor.reports``. If no main process is left, no rank is left that would need to
+know. Standard library only: ``torch`` would take seconds and 200 MB. See docs/restart.md.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ncclops.restart._instant import Instant
-from ncclops.restart._main_process import MainProcess
-from ncclops.restart._monitor_link import (
+from ncclops.restart._monitor.link import (
     FREED_WITHIN_S,
     Message,
     Page,
@@ -39,8 +38,9 @@ from ncclops.restart._monitor_link import (
     Watch,
     receive_packet,
 )
-from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
-from ncclops.restart._ring import Address, Ring, RingActions
+from ncclops.restart._monitor.main_process import MainProcess
+from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports
+from ncclops.restart._monitor.ring import Address, Ring, RingActions
 from ncclops.restart.snapshots import LastProgress, OutsideView
 
 log = logging.getLogger("ncclops.restart.monitor")

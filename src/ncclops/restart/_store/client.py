@@ -28,9 +28,9 @@ from weakref import ref
 from torch.distributed import DistNetworkError, Store
 
 from ncclops.restart._deadline import run_within
-from ncclops.restart._gloo_sockets import handles_on
+from ncclops.restart._groups.gloo_sockets import handles_on
 from ncclops.restart._process import set_deadlines
-from ncclops.restart._relay_client import RelayedStore
+from ncclops.restart._store.relay_client import RelayedStore
 from ncclops.restart.exception import RestartError
 
 log = logging.getLogger("ncclops.restart")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ncclops.restart._world import Keys, Placement, World
+from ncclops.restart._assignment.world import Keys, Placement, World
 from ncclops.restart.exception import (
     RestartError,
     TimeoutError,  # noqa: A004 - that is its public name

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ncclops.restart._monitor_link import Message, Peer
+from ncclops.restart._monitor.link import Message, Peer
 
 log = logging.getLogger("ncclops.restart.monitor")
 

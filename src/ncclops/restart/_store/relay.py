@@ -6,7 +6,7 @@ with requests of its own. In a job of several hosts the ranks of a host share a 
 connect to it over a Unix socket, and it has two connections to the store, whatever the number of
 its ranks: one for requests, and one that waits for a key. (torch's client takes no request while
 it waits; where several keys are waited for at once there is one more for each.) See
-``_relay_client.is_wanted`` for where they do.
+``_store.relay_client.is_wanted`` for where they do.
 
 What it saves:
 
@@ -20,11 +20,11 @@ What it saves:
 
 What it must not cost: a rank, or a restart. It keeps nothing that is not in the store, and has no
 recovery of its own: when its connection to the store breaks, it ends. A rank whose relay ends, in
-the middle of a request or of a wait, has lost a connection, as if the store had closed it: what
-may be repeated is repeated over a new one, and an addition is made good in the way that the top of
-``ledger.py`` describes. That new connection leads straight to the store: see ``_relay_client``,
-which judges the relay. A rank that ends or stops holds up no other one: the relay never waits for a
-rank.
+the middle of a request or of a wait, has lost a connection, as if the store had closed it: what may
+be repeated is repeated over a new one, and an addition is made good in the way that the top of
+``ledger.py`` describes. That new connection leads straight to the store: see
+``_store.relay_client``, which judges the relay. A rank that ends or stops holds up no other one:
+the relay never waits for a rank.
 
 The relay is started like the store's server, as a process of its own that no rank's end takes
 away, and ends when its last rank has gone. Standard library, and torch's TCPStore without torch.
@@ -54,7 +54,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.restart import store_server
-from ncclops.restart._gloo_sockets import handles_on, socket_inodes
+from ncclops.restart._groups.gloo_sockets import handles_on, socket_inodes
 from ncclops.restart._process import set_deadlines
 
 log = logging.getLogger("ncclops.restart.relay")
@@ -471,7 +471,7 @@ def start(listener: socket.socket, server: tuple[str, int], answer_s: float, tcp
     return store_server.start_detached(
         lambda: _host(fd, server, answer_s, tcp_store),
         name="ncclops-relay",
-        module="ncclops.restart._store_relay",
+        module="ncclops.restart._store.relay",
         keep=fd,
         arguments=(str(fd), *map(str, server), str(answer_s)),
     )

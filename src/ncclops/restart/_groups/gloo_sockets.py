@@ -33,8 +33,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ncclops.restart._interrupt.threads import names_of_threads, system_call_words
 from ncclops.restart._process import duplicate_socket
-from ncclops.restart._threads import names_of_threads, system_call_words
 
 _FDS = Path("/proc/self/fd")
 _FDINFO = Path("/proc/self/fdinfo")

@@ -1,7 +1,8 @@
 """The default group that outlives a restart, and its place in torch's tables.
 
-An abort and the cleaning up between two iterations leave it where it is (``_groups.py``): its
-connections are shut down like all others, and ``_regrouping`` gives it new ones.
+An abort and the cleaning up between two iterations leave it where it is
+(``_groups/process_groups.py``): its connections are shut down like all others, and
+``_groups.regrouping`` gives it new ones.
 """
 
 from __future__ import annotations

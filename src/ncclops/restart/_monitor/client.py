@@ -17,11 +17,11 @@ from datetime import timedelta
 from traceback import format_stack
 from typing import Any
 
-from ncclops.restart import _kept_groups
-from ncclops.restart._groups import has_pending_operation
+from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.process_groups import has_pending_operation
+from ncclops.restart._groups.shrinking import store_in_use
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors
-from ncclops.restart._shrinking import store_in_use
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 from ncclops.restart.ledger import Ledger
@@ -116,7 +116,7 @@ class MonitorClient:
             if keys:
                 self._reporter.submit(lambda ledger: delete_some(ledger, keys))
 
-        since = store_in_use(), _kept_groups.in_use_since()
+        since = store_in_use(), kept_beside.in_use_since()
         self._reporter.submit(
             lambda ledger: delete_some(ledger, ledger.outdated(iteration, *since))
         )

@@ -33,9 +33,9 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart import _kept_group, _shrinking
-from ncclops.restart._groups import abort_later
-from ncclops.restart._kept_group import KeptGroup
+from ncclops.restart._groups import kept_default, shrinking
+from ncclops.restart._groups.kept_default import KeptGroup
+from ncclops.restart._groups.process_groups import abort_later
 from ncclops.restart.attribution import summarise
 from ncclops.restart.regroup import (
     RECONFIGURATIONS,
@@ -130,7 +130,7 @@ class Regrouping:
             has_reconfigure=_has_reconfigure(),
             is_wrapped=is_wrapped(),
         )
-        kept = _kept_group.kept()
+        kept = kept_default.kept()
         handle = None if why_not is not None or kept is None else _handle(kept.group)
         return Offer(why_not, handle, self._goes_on)
 
@@ -140,15 +140,15 @@ class Regrouping:
         why_not = why_not_shrunk(
             self._backend,
             torch_version=torch.__version__,
-            can_shrink=_shrinking.can_shrink(),
+            can_shrink=shrinking.can_shrink(),
             nccl_version=torch.cuda.nccl.version(),
             has_device=self._device_id is not None,
             is_wrapped=is_wrapped(),
             watchdog_ends_groups=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
         )
-        parent = _shrinking.revoked()
+        parent = shrinking.revoked()
         place = None if parent is None else parent.place
-        return Offer(why_not, None, self._goes_on, place, _shrinking.lacks())
+        return Offer(why_not, None, self._goes_on, place, shrinking.lacks())
 
     def _decided(
         self, each: str, all_: str, said: str, decide: Callable[[Sequence[bytes]], str]
@@ -169,51 +169,51 @@ class Regrouping:
         if verdict:
             self._warn("a group is not reconfigured: %s", verdict.decode())
             return f"the reconfiguration failed: {verdict.decode()}"
-        _kept_group.note_members(group, self._store)
-        if (kept := _kept_group.kept()) is not None:
+        kept_default.note_members(group, self._store)
+        if (kept := kept_default.kept()) is not None:
             _torch("set_timeout")(kept.timeout, group)  # it may be shorter by now
         return None
 
     def _try(self, unique: int, handles: Sequence[str]) -> str:
         """ "", or why it has failed on this rank."""
-        _kept_group.begin_connecting(len(handles))
+        kept_default.begin_connecting(len(handles))
         try:
             work = _torch("_reconfigure")(unique, list(handles), timeout=self._within)
             work.wait()  # on Gloo it is over by now
         except (RuntimeError, TypeError, ValueError) as error:  # torch calls it experimental
             return summarise(error)
-        _kept_group.connected()
+        kept_default.connected()
         return ""
 
     def _shrink(self, excluded: Sequence[int]) -> str | None:
         """Make the default group of the communicator that is there, on all ranks or none."""
-        said = _shrinking.shrink(excluded, self._within, _end_shrunk)
+        said = shrinking.shrink(excluded, self._within, _end_shrunk)
         verdict = self._decided("shrunk", "not-shrunk", said, lambda all_: _verdict(all_) or "")
         if verdict:
             self._warn("a group is not shrunk: %s", verdict.decode())
             return f"shrinking failed: {verdict.decode()}"
         with self._session.interrupter.atomic():
-            _end_shrunk(_shrinking.adopt(distributed.PrefixStore("shrunk", self._store)))
+            _end_shrunk(shrinking.adopt(distributed.PrefixStore("shrunk", self._store)))
         return None
 
     def _make_anew(self, plan: Plan) -> None:
-        _kept_group.end()
+        kept_default.end()
         end_shrinkable_group()
         if self._shrinks:
             store = self._session.store_for_shrinkable_group()
             store.set_timeout(self._store_timeout)
             self._make("once", store)
             if plan.can_later and self._device_id is not None:
-                _shrinking.keep(distributed.group.WORLD, self._device_id, self._iteration)
+                shrinking.keep(distributed.group.WORLD, self._device_id, self._iteration)
             return
         if plan.can_later and not plan.handles:
-            _kept_group.begin()
+            kept_default.begin()
             store = self._session.store_for_kept_group()
             self._make("later", store, enable_reconfigure=True)
             group = distributed.group.WORLD
             handles = self._decided("handle", "handles", _handle(group), _as_list)
             if self._reconfigure(json.loads(handles)) is None:
-                _kept_group.keep(KeptGroup(group, _timeout_of(group)))
+                kept_default.keep(KeptGroup(group, _timeout_of(group)))
                 return
             distributed.destroy_process_group()
         self._make("once", self._store)
@@ -233,12 +233,12 @@ class Regrouping:
 
 def end_shrinkable_group() -> None:
     """Keep no group of NCCL any more, nor what was made of one and is not in use."""
-    _shrinking.give_up()
-    if (parent := _shrinking.take()) is not None:
+    shrinking.give_up()
+    if (parent := shrinking.take()) is not None:
         _end_shrunk(parent)
 
 
-def _end_shrunk(parent: _shrinking.Parent, child: Any = None) -> None:
+def _end_shrunk(parent: shrinking.Parent, child: Any = None) -> None:
     """End a group whose communicator was revoked, and the backend that was made of it."""
     backends = [each for each in (child, parent.backend) if each is not None]
     abort_later(backends, [parent.group])

@@ -1,6 +1,6 @@
 """torch's process groups: how they are made inside the wrapped function, aborted and released.
 
-This module and ``_gloo_sockets`` know torch's internal tables.
+This module and ``_groups.gloo_sockets`` know torch's internal tables.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart import _kept_group, _shrinking
-from ncclops.restart._delicate import holds_a_lock
-from ncclops.restart._gloo_sockets import release_gloo_connections
-from ncclops.restart._other_threads import makers_of_groups
+from ncclops.restart._groups import kept_default, shrinking
+from ncclops.restart._groups.gloo_sockets import release_gloo_connections
+from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._interrupt.other_threads import makers_of_groups
 from ncclops.restart.log import logged
 
 # What the abort of an NCCL backend is called, newest torch first.
@@ -63,10 +63,10 @@ def forget_failed_groups() -> None:
     connections are closed. torch's tables are emptied whatever is in them: where the making or the
     end of a group was interrupted they hold half of it, the name is taken for ever, and the rank
     would look for its peers under other names than they use, as torch numbers groups by a counter.
-    The one that outlives restarts (``_kept_group``, ``_shrinking``) stays.
+    The one that outlives restarts (``_groups.kept_default``, ``_groups.shrinking``) stays.
     """
     abort_groups()
-    _shrinking.give_up()
+    shrinking.give_up()
     end_groups_in_a_thread()
     release_gloo_connections()
     _empty_tables()
@@ -80,8 +80,8 @@ def _empty_tables() -> None:
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
-    default = _kept_group.kept()
-    kept = None if default is None else _kept_group.Entries(default.group)
+    default = kept_default.kept()
+    kept = None if default is None else kept_default.Entries(default.group)
     if distributed.is_initialized():
         distributed_c10d._update_default_pg(None)
     for name in _TABLES:
@@ -129,12 +129,12 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     # An abort that took too long was given up; the groups there are now are not its own.
     if not watched and distributed.is_initialized() and distributed.group.WORLD is group:
         with logged("destroy_process_group"):
-            if _kept_group.is_kept(group):
-                _kept_group.end_others()
+            if kept_default.is_kept(group):
+                kept_default.end_others()
             else:
                 distributed.destroy_process_group()
     if watched:
-        kept = _shrinking.revoked()
+        kept = shrinking.revoked()
         ended = [
             b for b in backends if _has_watchdog(b) and (kept is None or b is not kept.backend)
         ]
@@ -175,7 +175,7 @@ def _abort(backends: list[Any]) -> None:
 
 def _abort_backend(backend: Any) -> None:
     with logged(f"revoking {type(backend).__name__}"):
-        if _shrinking.revoke(backend):
+        if shrinking.revoke(backend):
             return
     abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
     if abort is not None:
@@ -325,7 +325,7 @@ def may_have_pending_operation() -> bool:
 
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
 _newest_ended = -1
-# The names of such groups that have not ended: see ``_kept_groups``.
+# The names of such groups that have not ended: see ``_groups.kept_beside``.
 outlive: set[str] = set()
 
 

@@ -1,10 +1,10 @@
 """Groups beside the default one that outlive a restart, where no operation of them is under way.
 
-``_beside`` makes them. When a fault has come, the thread that aborts looks at each (``spare``). One
-that is idle is taken out of torch's tables, and its connections are left alone, so that no abort
-meets it. Any other is *cut*: it counts as one of torch's from then on, and is aborted like all.
-Each is looked at again when the main thread is out of the function, and while that waits for
-something: it may have begun an operation meanwhile. After the barrier the members agree on what
+``_groups.beside`` makes them. When a fault has come, the thread that aborts looks at each
+(``spare``). One that is idle is taken out of torch's tables, and its connections are left alone, so
+that no abort meets it. Any other is *cut*: it counts as one of torch's from then on, and is aborted
+like all. Each is looked at again when the main thread is out of the function, and while that waits
+for something: it may have begun an operation meanwhile. After the barrier the members agree on what
 goes on, and that is put back (``adopt``).
 
 torch's flight recorder knows what is under way. What it does not see puts a group in doubt, and one
@@ -23,9 +23,9 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart import _gloo_sockets
-from ncclops.restart._delicate import holds_a_lock
-from ncclops.restart._groups import (
+from ncclops.restart._groups import gloo_sockets
+from ncclops.restart._groups.kept_default import Entries
+from ncclops.restart._groups.process_groups import (
     abort_later,
     backends_of,
     error_of,
@@ -34,7 +34,7 @@ from ncclops.restart._groups import (
     recorded_groups,
     recorded_of_gloo,
 )
-from ncclops.restart._kept_group import Entries
+from ncclops.restart._interrupt.delicate import holds_a_lock
 from ncclops.restart.regroup import Had
 
 # The recorder learns of the end of an operation a moment after who has waited for it.
@@ -70,11 +70,11 @@ class KeptGroup:
 
     def find_gloo(self, threads: set[int], recorded: set[Any]) -> None:
         """Of Gloo: there were these threads and numbers before it was made, and used."""
-        new_threads = _gloo_sockets.gloo_threads() - threads
+        new_threads = gloo_sockets.gloo_threads() - threads
         new_numbers = set(recorded_of_gloo()) - recorded
         if len(new_numbers) != 1:
             self.why_not = _NOT_RECORDED
-        elif len(new_threads) != 1 or (epoll := _gloo_sockets.epoll_of(*new_threads)) is None:
+        elif len(new_threads) != 1 or (epoll := gloo_sockets.epoll_of(*new_threads)) is None:
             self.why_not = "its connections cannot be told from others"
         else:
             (self.number,), self.epoll = new_numbers, epoll
@@ -103,7 +103,7 @@ class KeptGroup:
         if self.epoll is None:
             errors = map(error_of, backends_of(self.group))
             return next((f"NCCL reports {each}" for each in errors if each is not None), None)
-        connections = _gloo_sockets.gloo_connections({self.epoll})
+        connections = gloo_sockets.gloo_connections({self.epoll})
         for connection in connections:
             connection.close()
         return None if len(connections) == self.group.size() - 1 else "a connection of it was lost"
@@ -113,10 +113,10 @@ class KeptGroup:
         if self.why_not is not None:
             return
         self.why_not = why
-        _gloo_sockets.left_alone.discard(self.epoll)
+        gloo_sockets.left_alone.discard(self.epoll)
         outlive.discard(self.name)
         if self.out is not None and self.epoll is not None:
-            _gloo_sockets.shut_down_gloo_connections({self.epoll})
+            gloo_sockets.shut_down_gloo_connections({self.epoll})
         elif self.out is not None:
             abort_later(list(backends_of(self.group)), [self.group])
 
@@ -139,7 +139,7 @@ def add(group: KeptGroup) -> None:
         _groups = (*_groups, group)
         if group.why_not is None:
             outlive.add(group.name)
-            _gloo_sockets.left_alone.add(group.epoll)
+            gloo_sockets.left_alone.add(group.epoll)
 
 
 def doubt(group: Any, why: str) -> None:

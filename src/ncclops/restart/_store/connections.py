@@ -21,12 +21,12 @@ from weakref import ref
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets, _kept_group, _kept_groups
-from ncclops.restart._addresses import one_short_query, resolve
+from ncclops.restart._groups import gloo_sockets, kept_beside, kept_default
 from ncclops.restart._process import keep_alive
-from ncclops.restart._relay_client import RelayClients, RelayedStore
-from ncclops.restart._relay_client import is_wanted as relay_is_wanted
-from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
+from ncclops.restart._store.addresses import one_short_query, resolve
+from ncclops.restart._store.client import Connection, Patience, StoreClient, StorePath
+from ncclops.restart._store.relay_client import RelayClients, RelayedStore
+from ncclops.restart._store.relay_client import is_wanted as relay_is_wanted
 from ncclops.restart.log import logged
 from ncclops.restart.settings import Settings
 from ncclops.restart.store import (
@@ -198,7 +198,7 @@ class Connections:
         """For a group that is made beside the default one in ``iteration``, and may outlive it.
 
         Over a connection of its own, whose sockets come with it: once the group is made they are
-        ``_kept_groups``' to tell, and no wait that is ended shuts them down.
+        ``_groups.kept_beside``' to tell, and no wait that is ended shuts them down.
         """
         store, sockets = self._unkept()
         return PrefixStore(f"{self._prefix}/{iteration}/beside", store), sockets
@@ -209,7 +209,7 @@ class Connections:
             before = _inodes()
             store = self._clone()
             sockets = _inodes() - before
-            for sock in _gloo_sockets.handles_on(sockets):
+            for sock in gloo_sockets.handles_on(sockets):
                 with sock:
                     keep_alive(sock)
         return store, sockets
@@ -220,18 +220,18 @@ class Connections:
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
-        _kept_groups.end_waits()
-        keep = self._kept_sockets() | _kept_groups.sockets()
+        kept_beside.end_waits()
+        keep = self._kept_sockets() | kept_beside.sockets()
         if _is_making_a_group(frame):
-            _kept_group.cut()
+            kept_default.cut()
         else:
             keep |= self._of_kept_group
         for host, port in (*self._servers, *_addresses_of(_stores_in(frame))):
-            _gloo_sockets.shut_down_connections_to(host, port, keep=keep)
-        _gloo_sockets.shut_down_gloo_connections()
+            gloo_sockets.shut_down_connections_to(host, port, keep=keep)
+        gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
-            numbers = {*range(world_size + 1), *_kept_group.numbers_being_connected()}
-            _gloo_sockets.answer_gloo_rendezvous(numbers)
+            numbers = {*range(world_size + 1), *kept_default.numbers_being_connected()}
+            gloo_sockets.answer_gloo_rendezvous(numbers)
 
     def _kept_sockets(self) -> set[int]:
         """Our own, and those of the calls around this one: these go on when it restarts."""
@@ -351,7 +351,7 @@ def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:
     """Those of the sockets that are connected to ``port``, and to which host."""
     found: dict[int, Address] = {}
     for inode in inodes:
-        for sock in _gloo_sockets.handles_on([inode]):
+        for sock in gloo_sockets.handles_on([inode]):
             with sock, contextlib.suppress(OSError):
                 host, there = sock.getpeername()[:2]
                 if there == port:
@@ -360,7 +360,7 @@ def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:
 
 
 def _inodes() -> set[int]:
-    return set(_gloo_sockets.socket_inodes().values())
+    return set(gloo_sockets.socket_inodes().values())
 
 
 def _is_making_a_group(frame: FrameType) -> bool:
