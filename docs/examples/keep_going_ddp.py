@@ -20,7 +20,7 @@ from snapshot_ddp import Shuffled, digest, inject_fault
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ncclops import restart
+from ncclops import receipt, restart
 from ncclops.restart import snapshot
 
 
@@ -68,8 +68,9 @@ class Trainer:
             loss = (self.ddp(batch) - batch).square().mean()
             loss.backward()
             self.optimizer.step()
+            self.snapshots.take(self.step + 1)
+            receipt.step(self.step, loss=loss.item())
             self.step += 1
-            self.snapshots.take(self.step)
 
 
 @restart.Wrapper()
@@ -78,6 +79,8 @@ def main(call: restart.CallWrapper, steps: int) -> None:
     call.keep_going(trainer.train, trainer.regroup)
     if dist.get_rank() == 0:
         print(f"result {digest(trainer.model.state_dict())}", flush=True)
+    receipt.peak_memory()
+    receipt.end()
     dist.barrier()
     del trainer.ddp
     dist.destroy_process_group()

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ncclops import receipt
 from ncclops.restart import snapshot
 
 
@@ -105,10 +106,13 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         snapshots.take(step + 1)
+        receipt.step(step, loss=loss.item())
 
     if dist.get_rank() == 0:
         print(f"snapshots took {snapshots.overhead.share:.1%} of the time")
         print(f"result {digest(model.module.state_dict())}", flush=True)
+    receipt.peak_memory()
+    receipt.end()
     dist.barrier()
     del model
     gc.collect()  # DDP keeps the process group in reference cycles

@@ -24,6 +24,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from ncclops import receipt
 from ncclops.restart import snapshot
 
 RUN = Path(os.environ.get("NCCLOPS_RUN_DIR") or tempfile.gettempdir())
@@ -106,11 +107,14 @@ def main() -> None:
         snapshots.take(step + 1)
         if arguments.checkpoint_every and (step + 1) % arguments.checkpoint_every == 0:
             save(checkpoints, step + 1, model, optimizer)
+        receipt.step(step, loss=loss.item())
 
     result = digest(model)
     if dist.get_rank() == 0:
         print(f"snapshots took {snapshots.overhead.share:.1%} of the time")
         print(f"result {result}", flush=True)
+    receipt.peak_memory()
+    receipt.end()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from ncclops import receipt
 from ncclops.restart import snapshot
 
 
@@ -141,8 +142,9 @@ class Trainer:
         while self.step < steps:
             inject_fault(self.step)
             self.train_step(next(batches))
+            self.snapshots.take(self.step + 1)
+            receipt.step(self.step)
             self.step += 1
-            self.snapshots.take(self.step)
 
     def digest(self) -> str:
         whole = hashlib.sha256(f"{self.tokens}".encode())
@@ -179,6 +181,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"snapshots took {trainer.snapshots.overhead.share:.1%} of the time")
         print(f"result {result}", flush=True)
+    receipt.peak_memory()
+    receipt.end()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -50,6 +50,15 @@ def test_an_exit_alone_is_classified(
     assert evidence.text.startswith("rank 3 ")
 
 
+def test_nothing_is_to_be_changed_first_for_a_kill_of_which_nothing_says_by_whom() -> None:
+    """An operator or a scheduler may have done it; where the kernel has, a line of it says so."""
+    killed, by_the_kernel = Scanner(), Scanner()
+    killed.add_exit(3, code=None, signal="SIGKILL")
+    assert killed.verdict().verdict.retry_policy == "none"
+    by_the_kernel.feed(3, "dmesg", b"Out of memory: Killed process 4711 (python) total-vm:1024kB\n")
+    assert by_the_kernel.verdict().verdict.retry_policy == "fix-config"
+
+
 @pytest.mark.parametrize(("rank", "class_"), [(1, "network-transport"), (0, "process-crash")])
 def test_a_crash_of_a_process_that_had_failed_before_is_no_cause(rank: int, class_: str) -> None:
     """What dumps the stacks after an abort may crash itself. Of another rank it says nothing."""

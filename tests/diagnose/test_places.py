@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ncclops.diagnose import places
 from ncclops.diagnose.places import RankView, cluster
 from ncclops.rank_lists import rank_list
@@ -31,6 +33,21 @@ def test_many_ranks_are_shown_in_few_lines() -> None:
     assert clusters[1].place == "/home/me/train.py:12 in step"
     assert clusters[2].place == "unknown: the process died"
     assert rank_list(clusters[0].ranks) == "0-4, 6-8, 10-63"
+
+
+def test_ranks_in_one_line_of_the_script_that_do_different_things_are_apart() -> None:
+    """As in a trainer: all are in its ``fit``, and one of them reads data."""
+    loading = Frame("/v/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 701, "next")
+    backward = Frame("/v/lib/python3.12/site-packages/torch/autograd/graph.py", 824, "run_backward")
+    ranks = [(0, backward), (1, loading), (2, backward)]
+    views = [replace(each := view(rank, 7), frames=(f, *each.frames)) for rank, f in ranks]
+    waiting, alone = cluster(views)
+    assert (waiting.ranks, waiting.place) == (
+        (0, 2),
+        "/home/me/train.py:7 in step, in run_backward",
+    )
+    assert (alone.ranks, alone.place) == ((1,), "/home/me/train.py:7 in step, in next")
+    assert alone.frames[0] == loading
 
 
 def test_what_a_rank_waits_for_in_our_own_loop_is_shown() -> None:

@@ -136,8 +136,11 @@ def raising_in_clean_up(worker: Worker) -> Any:
 
 
 def connecting_while_another_thread_does(worker: Worker) -> Any:
-    """Rank 0 waits in vain, on a store that it has connected to while its reporter did."""
+    """Rank 0 waits in vain, on a store that it has connected to while its reporter did; rank 1 does
+    on a store of its own, made before the call, which is of use after it.
+    """
     connecting = threading.Event()
+    own = dist.PrefixStore("own", dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
 
     def slowly(store: dist.Store, address: str | None) -> dist.Store:
         if threading.current_thread() is not threading.main_thread():
@@ -147,9 +150,10 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.note("entered", iteration=call.iteration)
+        assert own.add("entered", 1) == call.iteration + 1
         if call.iteration == 0:
             if worker.rank == 1:
-                time.sleep(600)
+                own.get("nothing")
             call.request_restart("with the first report the reporter connects")
             connecting.wait()
         worker.join()

@@ -59,6 +59,7 @@ def test_an_exception_while_another_restart_is_in_progress_is_part_of_that(job: 
 
 
 def test_a_wait_on_a_store_ends_while_another_thread_was_connecting(job: Job) -> None:
+    """And one on a store of the script's own, which goes on in the next iteration."""
     job.start(2, "fault_programs:connecting_while_another_thread_does")
     assert set(job.wait().values()) == {0}
     assert iterations(job, 0) == iterations(job, 1) == [0, 1]

@@ -34,7 +34,7 @@ def test_a_host_is_the_same_in_both_notations_and_others_are_not(
         connect = socket.create_connection
         same = stack.enter_context(connect((notation, server.port), timeout=10))
         other = stack.enter_context(connect(("127.0.0.2", server.port), timeout=10))
-        assert shut_down_connections_to("127.0.0.1", server.port, keep=()) >= 1
+        assert shut_down_connections_to("127.0.0.1", server.port, keep=())
         assert _is_shut_down(same)
         assert not _is_shut_down(other)
 

@@ -22,6 +22,7 @@ def run(ncclops: Ncclops, example: str, fault: str, *arguments: str) -> str:
         env={"SNAPSHOT_FAULT": fault, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "ncclops: receipt: healthy" in done.stderr
     return done.stdout
 
 

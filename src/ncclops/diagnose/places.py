@@ -44,11 +44,19 @@ class RankView:
     def place(self) -> str:
         """One line: where it is."""
         if self.frame is not None:
-            within = f", in {self.doing}" if self.doing else ""
-            return f"{self.frame}{within}"
+            within = self.doing or self._within
+            return f"{self.frame}, in {within}" if within else str(self.frame)
         if self.doing is not None:
             return self.doing
         return f"unknown: {self.reason or 'no stack'}"
+
+    @property
+    def _within(self) -> str | None:
+        """The function that the line has led to, where that is of a package: a trainer's ranks are
+        all in one line of the script, whatever they do there."""
+        if not self.frames or self.frames[0] == self.frame:
+            return None
+        return self.frames[0].function
 
 
 @dataclass(frozen=True)

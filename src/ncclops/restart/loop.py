@@ -512,6 +512,8 @@ class RestartLoop:
             raise InternalError(f"expected the abort, got {message}")
         with logged("looking at groups that are to be kept"):
             kept_beside.spare()  # what the function has begun since the abort looked
+        assert self._connections is not None
+        self._connections.connect_again()
         self._account.aborted(message.seen_at, message.collect_s, message.abort_s)
 
     def _recover(self, ending: Failed) -> None:

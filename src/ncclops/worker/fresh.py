@@ -80,6 +80,7 @@ class Snapshot:
         leftovers.atexit_callbacks.forget()
         leftovers.log_handlers.begin_run()
         leftovers.forget_accelerate()
+        leftovers.forget_deepspeed()
         leftovers.threads.note(self.threads)
 
     def restore_environment(self) -> None:

@@ -145,6 +145,18 @@ def forget_accelerate() -> None:
             state.GradientState._reset_state()
 
 
+def forget_deepspeed() -> None:
+    """Have DeepSpeed, where it is in use, make its process groups anew, as after an end of its own.
+
+    It keeps those of the start before, which no longer exist.
+    """
+    with suppress(AttributeError):  # of a version before 0.19
+        if (groups := sys.modules.get("deepspeed.utils.groups")) is not None:
+            groups._release_process_group_references(group=None)
+        if (comm := sys.modules.get("deepspeed.comm.comm")) is not None:
+            setattr(comm, "cdb", None)  # noqa: B010 - no attribute of every module
+
+
 def end_process(code: int) -> None:
     """End the process if threads of an interrupted run would keep it from ending by itself.
 

@@ -151,18 +151,22 @@ def _connect_as_each_peer(listener: socket.socket, numbers: Collection[int]) -> 
             caller.send(struct.pack("=q", number))
 
 
-def shut_down_connections_to(host: str | None, port: int, keep: Collection[int]) -> int:
+def shut_down_connections_to(
+    host: str | None, port: int, keep: Collection[int]
+) -> dict[tuple[int, int], tuple[str, int]]:
     """Shut down this process's connections to ``port`` of ``host``, except the inodes in ``keep``.
 
-    ``host`` is a numeric address; ``None``: any. Returns how many there were.
+    ``host`` is a numeric address; ``None``: any. Returns the address of each, by its descriptor and
+    inode.
     """
-    done = 0
+    done = {}
     for fd, inode in socket_inodes().items():
         for sock in _tcp_sockets([fd] if inode not in keep else []):
             with sock, contextlib.suppress(OSError, IndexError):
                 there, its_port = sock.getpeername()[:2]
-                if its_port == port and (host is None or _plain(there) == _plain(host)):
-                    done += _shut_down(sock, socket.SHUT_RDWR)
+                is_wanted = its_port == port and (host is None or _plain(there) == _plain(host))
+                if is_wanted and _shut_down(sock, socket.SHUT_RDWR):
+                    done[fd, inode] = there, port
     return done
 
 

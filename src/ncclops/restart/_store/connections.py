@@ -43,6 +43,8 @@ Address = tuple[str | None, int]
 _NO_LIMIT_S = -1.0
 # A wait that is to be ended is not held up for longer by the lookup of a name.
 _NAME_WITHIN_S = 1.0
+# A store of the function's own whose server does not answer holds up no restart for longer.
+_SERVER_WITHIN_S = 1.0
 # Functions of torch.
 _MAKERS = frozenset({"_new_process_group_helper", "_reconfigure"})
 
@@ -89,6 +91,8 @@ class Connections:
         self._own_sockets: set[int] = set()
         self._of_kept_group: set[int] = set()  # its connection to the store
         self._servers: set[Address] = set()
+        # Of stores of the function's own, by descriptor and inode: where to.
+        self._shut_down: dict[tuple[int, int], tuple[str, int]] = {}
         self._connecting = threading.Lock()
         shares = relay_is_wanted(os.environ)
         self._patience = Patience.within(settings.barrier_timeout)
@@ -226,12 +230,27 @@ class Connections:
             kept_default.cut()
         else:
             keep |= self._of_kept_group
-        for host, port in (*self._servers, *_addresses_of(_stores_in(frame))):
+        for host, port in self._servers:
             gloo_sockets.shut_down_connections_to(host, port, keep=keep)
+        for host, port in _addresses_of(_stores_in(frame)) - self._servers:
+            self._shut_down |= gloo_sockets.shut_down_connections_to(host, port, keep=keep)
         gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
             numbers = {*range(world_size + 1), *kept_default.numbers_being_connected()}
             gloo_sockets.answer_gloo_rendezvous(numbers)
+
+    def connect_again(self) -> None:
+        """Connect the stores of the function's own whose connections ``end_wait`` has shut down.
+
+        One that was made before the call is used in the next iteration, and torch does not connect
+        again: a new connection takes the place of the old one behind the store's descriptor. The
+        main thread is out of the function, so nothing waits on it.
+        """
+        shut_down, self._shut_down = self._shut_down, {}
+        for (fd, inode), (host, port) in shut_down.items():
+            with logged("connecting a store of the function again"), self._connecting:
+                if gloo_sockets.socket_inodes().get(fd) == inode:  # the store is still there
+                    _replace_connection(fd, host, port)
 
     def _kept_sockets(self) -> set[int]:
         """Our own, and those of the calls around this one: these go on when it restarts."""
@@ -357,6 +376,20 @@ def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:
                 if there == port:
                     found[inode] = host, there
     return found
+
+
+def _replace_connection(fd: int, host: str, port: int) -> None:
+    """Have ``fd`` be a new connection to the store's server there, once that has agreed to it.
+
+    Raises ``OSError`` or ``DistNetworkError`` where no server listens any more.
+    """
+    socket.create_connection((host, port), _SERVER_WITHIN_S).close()  # torch tries for minutes
+    before = _inodes()
+    made = distributed.TCPStore(host, port, None, False, wait_for_workers=False)
+    for sock in gloo_sockets.handles_on(_peers_on_port(_inodes() - before, port)):
+        with sock:
+            os.dup2(sock.fileno(), fd, inheritable=False)
+    del made  # its own descriptor goes with it
 
 
 def _inodes() -> set[int]:
