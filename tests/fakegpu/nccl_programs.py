@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ncclops.restart._groups.process_groups import abort_groups
+from ncclops.restart._groups.aborting import abort_groups
 from ncclops.testing import note
 from tests.fakegpu.gpus import take_gpu
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops.restart._groups import gloo_sockets
-from ncclops.restart._groups.process_groups import keep_backends_longer_than_groups
+from ncclops.restart._groups.ending import keep_backends_longer_than_groups
 
 LONG = timedelta(seconds=100)
 GLOO_TIMEOUT = timedelta(seconds=10)

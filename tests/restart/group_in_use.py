@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ncclops.restart._groups.process_groups import keep_backends_longer_than_groups
+from ncclops.restart._groups.ending import keep_backends_longer_than_groups
 
 LONG = timedelta(seconds=100)
 

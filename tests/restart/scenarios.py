@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ncclops import capture
 from ncclops import restart as inprocess
-from ncclops.restart._groups.process_groups import wait_for_groups_to_end
+from ncclops.restart._groups.ending import wait_for_groups_to_end
 from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
 from ncclops.testing import note

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from ncclops import restart as inprocess
-from ncclops.restart._groups.process_groups import wait_for_groups_to_end
+from ncclops.restart._groups.ending import wait_for_groups_to_end
 from ncclops.testing import note, place
 from tests.fakegpu.gpus import take_gpu
 

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.restart import blocked
-from ncclops.restart._groups import process_groups
+from ncclops.restart._groups import aborting
 from tests.fakegpu.host import Host
 
 from .conftest import Job, lanes
@@ -69,7 +69,7 @@ def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group = dist.ProcessGroup(0, 2)
-    monkeypatch.setattr(process_groups, "_members", {id(group): frozenset({1, 5})})
+    monkeypatch.setattr(aborting, "_members", {id(group): frozenset({1, 5})})
     assert blocked.members(frames((C10D, "recv"), group=group)) == frozenset({1, 5})
     assert blocked.members(frames((C10D, "recv"), group=dist.ProcessGroup(0, 2))) is None
     assert blocked.members(frames((C10D, "_new_process_group_helper"))) is None

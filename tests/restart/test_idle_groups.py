@@ -14,7 +14,7 @@ from torch import distributed
 
 from ncclops.restart._groups import gloo_sockets, kept_beside
 from ncclops.restart._groups.kept_beside import KeptGroup
-from ncclops.restart._groups.process_groups import recorded_of_gloo
+from ncclops.restart._groups.recorder import recorded_of_gloo
 
 from .conftest import wait_until
 

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from ncclops import restart
-from ncclops.restart._groups import process_groups
+from ncclops.restart._groups.tables import TABLES
 
 C10D = "torch.distributed.distributed_c10d"
 EXTENSION = "torch._C._distributed_c10d"
@@ -28,14 +28,14 @@ PRIVATE = re.compile(rf"(?<![\w.])({'|'.join(MODULES)})((?:\.\w+)*\._[a-zA-Z]\w*
 
 # What is used of objects or classes, or has several names, the newest first.
 ANY_OF = [
-    ("_groups/process_groups.py", "torch.distributed.ProcessGroup", ["_get_backend"]),
-    ("_groups/process_groups.py", "torch.distributed.ProcessGroup", ["_device_types"]),
+    ("_groups/backends.py", "torch.distributed.ProcessGroup", ["_get_backend"]),
+    ("_groups/backends.py", "torch.distributed.ProcessGroup", ["_device_types"]),
     ("_groups/open_operations.py", "torch.distributed.ProcessGroup", ["_start_coalescing"]),
     ("_groups/open_operations.py", "torch.distributed.ProcessGroup", ["_end_coalescing"]),
-    ("_groups/process_groups.py", f"{EXTENSION}._ProcessGroupWrapper", ["wrapped_pg"]),
-    ("_groups/process_groups.py", EXTENSION, ["_unregister_all_process_groups"]),
-    ("_groups/process_groups.py", NCCL, ["abort", "_abort", "_shutdown"]),
-    ("_groups/process_groups.py", NCCL, ["shutdown", "_shutdown"]),
+    ("_groups/backends.py", f"{EXTENSION}._ProcessGroupWrapper", ["wrapped_pg"]),
+    ("_groups/tables.py", EXTENSION, ["_unregister_all_process_groups"]),
+    ("_groups/aborting.py", NCCL, ["abort", "_abort", "_shutdown"]),
+    ("_groups/ending.py", NCCL, ["shutdown", "_shutdown"]),
     ("abort.py", EXTENSION, ["_dump_fr_trace", "_dump_nccl_trace"]),
     ("store_server.py", "torch._C", ["_c10d_init"]),
     ("_interrupt/delicate.py", ITERATOR, ["_reset"]),
@@ -46,10 +46,10 @@ ANY_OF = [
 ]
 # What is used of a function's variables, or is set on an object by it.
 IN_CODE = [
-    ("_groups/process_groups.py", f"{C10D}._new_process_group_helper", "backend_class"),
-    ("_groups/process_groups.py", f"{C10D}._new_process_group_helper", "eager_backend"),
-    ("_groups/process_groups.py", f"{C10D}.init_process_group", "_distributed_excepthook"),
-    ("_groups/process_groups.py", f"{C10D}.init_process_group", "old_hook"),
+    ("_groups/backends.py", f"{C10D}._new_process_group_helper", "backend_class"),
+    ("_groups/backends.py", f"{C10D}._new_process_group_helper", "eager_backend"),
+    ("_groups/tables.py", f"{C10D}.init_process_group", "_distributed_excepthook"),
+    ("_groups/tables.py", f"{C10D}.init_process_group", "old_hook"),
     *(
         ("_data_loaders.py", f"{ITERATOR}.__init__", name)
         for name in (
@@ -113,5 +113,5 @@ def test_all_of_torchs_tables_of_groups_are_emptied() -> None:
     emptied = names_in(inspect.unwrap(distributed.destroy_process_group).__code__)
     tables = emptied & set(vars(resolve_name(f"{C10D}._World"))) - {"default_pg", "group_count"}
     assert {"pg_map", "pg_names", "tags_to_pg"} <= tables
-    missing = tables - set(process_groups._TABLES)
+    missing = tables - set(TABLES)
     assert not missing, f"torch {torch.__version__} empties {missing}, and we do not"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import distributed
 
-from ncclops.restart._groups.process_groups import has_pending_operation
+from ncclops.restart._groups.recorder import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart._monitor.link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers

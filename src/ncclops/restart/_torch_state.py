@@ -4,7 +4,7 @@ A context manager that is interrupted in its own ``__enter__`` or ``__exit__``, 
 nothing after an exception, leaves its mode in force: gradients stay off, autocast on, a stream
 current. The next iteration would compute something else, and as a rule no error would say so.
 
-This module knows what torch's own context managers use, as ``_groups.process_groups`` knows its
+This module knows what torch's own context managers use, as ``_groups.tables`` knows its
 tables.
 """
 

@@ -14,8 +14,8 @@ import torch
 from torch import distributed
 
 from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.aborting import abort_groups
 from ncclops.restart._groups.gloo_sockets import shut_down_gloo_connections
-from ncclops.restart._groups.process_groups import abort_groups
 from ncclops.restart.log import logged
 from ncclops.restart.state import FrozenState
 

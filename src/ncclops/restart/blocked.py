@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from torch import distributed
 
-from ncclops.restart._groups import process_groups
+from ncclops.restart._groups import aborting
 from ncclops.restart._interrupt.threads import names_of_threads, wait_for_thread
 from ncclops.restart._monitor.link import FREED_WITHIN_S
 from ncclops.restart.attribution import Fault
@@ -123,9 +123,9 @@ class BlockedMainThread:
         if frame is None:
             return
         in_collective = is_in_collective(frame)
-        if process_groups.aborted_nccl and in_collective:
+        if aborting.aborted_nccl and in_collective:
             sign, is_there = _Sign(_cpu_of_watchdogs, FREED_WITHIN_S), _is(frame)
-        elif process_groups.aborted_nccl and is_in_backward(frame):
+        elif aborting.aborted_nccl and is_in_backward(frame):
             look = _cpu_of_watchdogs_and_main_thread
             sign, is_there = _Sign(look, _BACKWARD_ENDS_WITHIN_S), _is(frame)
         else:
@@ -233,7 +233,7 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
         for name in _GROUP_NAMES:
             group = variables.get(name)
             if isinstance(group, distributed.ProcessGroup):
-                return process_groups.members_of_aborted(group)
+                return aborting.members_of_aborted(group)
     return None
 
 

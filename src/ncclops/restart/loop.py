@@ -43,17 +43,17 @@ from ncclops.restart._endings import (
     judge_exit,
 )
 from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups.aborting import forget_failed_groups
 from ncclops.restart._groups.cuda_graphs import refuse_graphs_over_dead_groups
+from ncclops.restart._groups.ending import (
+    end_groups_in_a_thread,
+    finish_operations_before_groups_end,
+    keep_backends_longer_than_groups,
+)
 from ncclops.restart._groups.gloo_sockets import close_gloo_connections
 from ncclops.restart._groups.open_operations import operations_are_open, watch_groups_of_operations
-from ncclops.restart._groups.process_groups import (
-    end_groups_in_a_thread,
-    env_leads_to,
-    finish_operations_before_groups_end,
-    forget_failed_groups,
-    keep_backends_longer_than_groups,
-    undo_excepthook_of_torch,
-)
+from ncclops.restart._groups.rendezvous import env_leads_to
+from ncclops.restart._groups.tables import undo_excepthook_of_torch
 from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._interrupt.signal_handlers import contain_handlers, release_handlers
 from ncclops.restart._monitor.link import Watch

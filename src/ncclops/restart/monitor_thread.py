@@ -17,8 +17,9 @@ from datetime import timedelta
 from types import FrameType
 
 from ncclops.restart._assignment.world import Place
+from ncclops.restart._groups.aborting import before_silent_ends
 from ncclops.restart._groups.open_operations import no_group_of_operations
-from ncclops.restart._groups.process_groups import before_silent_ends, may_have_pending_operation
+from ncclops.restart._groups.recorder import may_have_pending_operation
 from ncclops.restart._interrupt.main_thread import Interrupter
 from ncclops.restart._interrupt.other_threads import end_threads_at_work
 from ncclops.restart._observer import place

@@ -19,7 +19,8 @@ from torch.distributed import Store
 from ncclops.restart._assignment.planning import choose_assigner
 from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._groups import gloo_sockets
-from ncclops.restart._groups.process_groups import nccl_error, wait_for_groups_to_end
+from ncclops.restart._groups.backends import nccl_error
+from ncclops.restart._groups.ending import wait_for_groups_to_end
 from ncclops.restart._interrupt.main_thread import Interrupter, wake_signal
 from ncclops.restart._monitor.client import MonitorClient
 from ncclops.restart._monitor.link import Watch

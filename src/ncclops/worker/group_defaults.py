@@ -90,9 +90,8 @@ def _bootstrapping(
 
     @functools.wraps(init)
     def bootstrap(*args: Any, **kwargs: Any) -> Any:
-        from ncclops.restart._groups.process_groups import (
-            keep_backends_longer_than_groups,  # torch is loaded now
-        )
+        # torch is loaded now
+        from ncclops.restart._groups.ending import keep_backends_longer_than_groups
 
         keep_backends_longer_than_groups()
         if rules.init == "lazy":

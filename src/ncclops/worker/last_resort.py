@@ -22,7 +22,7 @@ def abort_groups(_command: AbortCommand) -> None:
     """
     if "torch.distributed" in sys.modules:
         from ncclops.restart._groups import kept_beside
-        from ncclops.restart._groups.process_groups import before_silent_ends
+        from ncclops.restart._groups.aborting import before_silent_ends
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
@@ -38,7 +38,7 @@ def _end_script() -> None:
     The abort ends that wait without an error, and the script would go on with what the operation
     has not summed, into a checkpoint, too.
     """
-    from ncclops.restart._groups.process_groups import may_have_pending_operation
+    from ncclops.restart._groups.recorder import may_have_pending_operation
     from ncclops.restart._interrupt.other_threads import end_threads_at_work
     from ncclops.restart._interrupt.threads import set_async_exc
 

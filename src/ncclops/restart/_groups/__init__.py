@@ -1,7 +1,9 @@
-"""torch's process groups over a restart: made, aborted, released, kept, given new members.
+"""torch's process groups over a restart: made, aborted, ended, kept, given new members.
 
-``process_groups`` is what an iteration does with all of them. The default group outlives a restart
-in ``kept_default``, and ``regrouping`` and ``shrinking`` bring it to its new members; groups beside
-it are made by ``beside`` and outlive one in ``kept_beside``. ``open_operations``, ``gloo_sockets``
-and ``cuda_graphs`` are what an abort would otherwise miss or spoil.
+``aborting`` is what a restart does with all of them, ``ending`` how one ends without a deadlock,
+``rendezvous`` and ``tables`` how they are made and known to torch, ``backends`` and ``recorder``
+what they are and have pending. The default group outlives a restart in ``kept_default``, and
+``regrouping`` and ``shrinking`` bring it to its new members; groups beside it are made by
+``beside`` and outlive one in ``kept_beside``. ``open_operations``, ``gloo_sockets`` and
+``cuda_graphs`` are what an abort would otherwise miss or spoil.
 """

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from ncclops.restart._groups import gloo_sockets, kept_beside
 from ncclops.restart._groups.kept_beside import KeptGroup
-from ncclops.restart._groups.process_groups import recorded_of_gloo
+from ncclops.restart._groups.recorder import recorded_of_gloo
 from ncclops.restart._groups.regrouping import decided, is_wrapped
 from ncclops.restart.regroup import Had, Regrouped, Rung, which_to_keep, why_never_kept
 

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from ncclops.restart._groups import kept_beside
-from ncclops.restart._groups.process_groups import _has_watchdog, backends_of
+from ncclops.restart._groups.backends import backends_of, has_watchdog
 from ncclops.restart.exception import RestartError
 
 _GROUPS = "_ncclops_groups"  # of a graph: weak references to groups, and their names
@@ -75,5 +75,5 @@ def _numbers() -> dict[ref[Any], int]:
     return {
         ref(group): group._get_sequence_number_for_group()
         for group in list(distributed.distributed_c10d._world.pg_map)
-        if any(map(_has_watchdog, backends_of(group)))
+        if any(map(has_watchdog, backends_of(group)))
     }

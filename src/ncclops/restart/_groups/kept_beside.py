@@ -24,11 +24,10 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from ncclops.restart._groups import gloo_sockets
+from ncclops.restart._groups.aborting import abort_later
+from ncclops.restart._groups.backends import backends_of, error_of
 from ncclops.restart._groups.kept_default import Entries
-from ncclops.restart._groups.process_groups import (
-    abort_later,
-    backends_of,
-    error_of,
+from ncclops.restart._groups.recorder import (
     outlive,
     pending_operations,
     recorded_groups,

@@ -1,7 +1,7 @@
 """The default group that outlives a restart, and its place in torch's tables.
 
 An abort and the cleaning up between two iterations leave it where it is
-(``_groups/process_groups.py``): its connections are shut down like all others, and
+(``_groups.tables``): its connections are shut down like all others, and
 ``_groups.regrouping`` gives it new ones.
 """
 

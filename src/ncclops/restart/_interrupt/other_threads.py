@@ -85,7 +85,7 @@ def _settled(looked: _Looked, frames: dict[int, FrameType], error: type[BaseExce
     return True
 
 
-# The threads that have made process groups, by their numbers; see ``_groups.process_groups``.
+# The threads that have made process groups, by their numbers; see ``_groups.ending``.
 makers_of_groups: set[int] = set()
 
 

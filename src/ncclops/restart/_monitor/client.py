@@ -18,7 +18,7 @@ from traceback import format_stack
 from typing import Any
 
 from ncclops.restart._groups import kept_beside
-from ncclops.restart._groups.process_groups import has_pending_operation
+from ncclops.restart._groups.recorder import has_pending_operation
 from ncclops.restart._groups.shrinking import store_in_use
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors

@@ -1,0 +1,67 @@
+"""What torch's flight recorder has of groups and their operations, and which are pending."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def has_pending_operation() -> bool:
+    """Whether an operation of NCCL has not ended, as torch's flight recorder knows it.
+
+    A thread that waits for the device is not in ``torch.distributed`` then, and waits for its peers
+    all the same. The recorder's counts do not tell: messages and collectives are numbered apart,
+    and counted together. Asks CUDA about operations that are pending.
+    """
+    return any(
+        operation["pg_id"] > _newest_ended or operation["process_group"][0] in outlive
+        for operation in pending_operations()
+    )
+
+
+def pending_operations() -> Sequence[dict[str, Any]]:
+    """Operations of NCCL that have not ended, as torch's flight recorder has them."""
+    found: Sequence[dict[str, Any]] = recorded(with_operations=True).get("entries", ())
+    return found
+
+
+def may_have_pending_operation() -> bool:
+    """Likewise, or the recorder has nothing of NCCL: it is off, or no group was used.
+
+    It is off with ``TORCH_FR_BUFFER_SIZE=0``, which torch 2.7 to 2.10 have as default.
+    """
+    return has_pending_operation() or not recorded_groups()
+
+
+# The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
+_newest_ended = -1
+# The names of such groups that have not ended: see ``_groups.kept_beside``.
+outlive: set[str] = set()
+
+
+def recorded_groups() -> list[int]:
+    """The recorder's numbers of the NCCL groups of this process; of ended ones as well."""
+    return list(map(int, recorded().get("pg_status", ())))
+
+
+def recorded_of_gloo() -> dict[Any, dict[str, int]]:
+    """What the recorder has of Gloo's groups, by its numbers; of ended ones as well."""
+    found: dict[Any, dict[str, int]] = recorded("_dump_fr_trace").get("pg_status", {})
+    return found
+
+
+def recorded(
+    function: str = "_dump_nccl_trace", *, with_operations: bool = False
+) -> dict[str, Any]:
+    """What the recorder of ``function`` has of groups, and of the operations that are pending."""
+    dump = getattr(torch._C._distributed_c10d, function, None)
+    return {} if dump is None else pickle.loads(dump(with_operations, False, True))
+
+
+def forget_ended() -> None:
+    """The groups of the last iteration have ended: what they have pending stays so."""
+    global _newest_ended
+    _newest_ended = max(recorded_groups(), default=-1)
