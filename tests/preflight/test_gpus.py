@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.preflight.checks.nic import selects
+from ncclops.preflight.checks.ports import selects
 from tests.conftest import run_ncclops
 from tests.fakegpu.host import Host
 from tests.preflight.machines import KINDS, make

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ncclops.host.nvml import Recovery
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule, in_container, is_virtual, size, some
-from ncclops.preflight.checks.nic import ports
+from ncclops.preflight.checks.ports import ports
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Fabric, Gpu, Node
 

@@ -1,112 +1,28 @@
-"""Checks of RDMA ports, by what the kernel shows of them. Pure.
-
-A port that is down may be meant to be: the second port of a card, a network for storage. So the
-checks look at ports of one kind together (one board, one link layer), and at what the job names.
-"""
+"""Checks of RDMA ports, by what the kernel shows of them (``ports``). Pure."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.counted import over
 from ncclops.preflight.checks.look import HOST, Rule, in_container, some, uses_rdma
+from ncclops.preflight.checks.ports import (
+    EMPTY_GID,
+    Port,
+    by_kind,
+    is_aside,
+    is_meant_to_work,
+    ports,
+    selects,
+    used,
+)
 from ncclops.preflight.model import Finding
-from ncclops.preflight.readings import Files, Nic, Node
+from ncclops.preflight.readings import Node
 from ncclops.whole_numbers import whole_number
 
 _NUMBERS = ("class", "vendor", "device")  # of a PCI function
-_IFF_UP = 1  # linux/if.h
-_LINK_LOCAL_GID = "fe80:"
-_EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-
-
-@dataclass(frozen=True)
-class Port:
-    """One port. ``top`` is its directory, ``layer`` InfiniBand, Ethernet or Unspecified (EFA)."""
-
-    nic: Nic
-    number: str
-
-    @property
-    def top(self) -> str:
-        return f"sys/class/infiniband/{self.nic.device}/ports/{self.number}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.nic.device} port {self.number}"
-
-    def text(self, name: str) -> str | None:
-        """A file of the port."""
-        return self.nic.files.text(f"{self.top}/{name}")
-
-    @property
-    def state(self) -> str | None:
-        """As the kernel writes it; None where it cannot be read, or is nothing that it writes."""
-        text = self.text("state") or ""
-        return text if re.fullmatch(r"\d: [A-Z_]+", text) else None
-
-    @property
-    def is_active(self) -> bool:
-        return "ACTIVE" in (self.state or "")
-
-    @property
-    def layer(self) -> str:
-        return self.text("link_layer") or ""
-
-    @property
-    def is_ethernet(self) -> bool:
-        return self.layer == "Ethernet"
-
-    @property
-    def kind(self) -> tuple[str, ...]:
-        """What ports have in common that should be alike: board, link layer, function."""
-        board = self.device("board_id") or self.device("hca_type") or ""
-        return (board, self.layer, self.driver, "virtual" if self.is_virtual else "")
-
-    @property
-    def is_virtual(self) -> bool:
-        """Whether it is a virtual function beside its card: for a machine or pod to be given."""
-        return f"sys/class/infiniband/{self.nic.device}/device/physfn" in self.nic.files
-
-    @property
-    def driver(self) -> str:
-        """The name of the kernel's driver, empty where it is not to be seen."""
-        return (self.device("device/driver") or "").rpartition("/")[2]
-
-    @property
-    def is_of_switch(self) -> bool:
-        """Whether it leads to an NVSwitch, for its subnet manager: Blackwell boards have four.
-
-        NVIDIA Fabric Manager User Guide: the vital product data, which root may read, say SW_MNG.
-        """
-        return "SW_MNG" in (self.device("device/vpd") or "")
-
-    @property
-    def is_efa(self) -> bool:
-        return self.driver == "efa" or self.layer == "Unspecified"
-
-    @property
-    def rate_gbps(self) -> float | None:
-        match = re.match(r"(\d{1,5}(?:\.\d+)?) Gb/sec", self.text("rate") or "")
-        return float(match[1]) if match and float(match[1]) else None
-
-    def device(self, name: str) -> str | None:
-        """A file of its device."""
-        return self.nic.files.text(f"sys/class/infiniband/{self.nic.device}/{name}")
-
-    def interfaces(self) -> list[str]:
-        """The directories of its network interfaces. With several ports it is not known which."""
-        top = f"sys/class/infiniband/{self.nic.device}/device/net"
-        return [f"{top}/{name}" for name in self.nic.files.names(top)]
-
-    def of_interface(self, name: str) -> str | None:
-        """A file of its interface, if it has one."""
-        found = self.interfaces()
-        return self.nic.files.text(f"{found[0]}/{name}") if len(found) == 1 else None
 
 
 def selector(check: Check, node: Node) -> Iterator[Finding]:
@@ -139,13 +55,13 @@ def selector(check: Check, node: Node) -> Iterator[Finding]:
 
 def port(check: Check, node: Node) -> Iterator[Finding]:
     """Each port that the job may use."""
-    kinds = _by_kind(used(node))
+    kinds = by_kind(used(node))
     for address in _without_device(node, check.words("functions")):
         yield check.warn(f"PCI {address}", "an RDMA function that is no RDMA device", "no-device")
     for each in used(node):
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
-        what = "unmanaged" if _is_unmanaged(each) else "off" if "Disabled" in phys else ""
+        what = "unmanaged" if each.is_unmanaged else "off" if "Disabled" in phys else ""
         if state is None:
             yield check.unknown(each.name, "its state cannot be read")
         elif each.is_active and each.is_efa:
@@ -155,7 +71,7 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
             yield _judged(check, node, each, f"{state}, but its interface is down", what="off")
         elif each.is_active:
             yield check.ok(each.name, f"{state}, {phys}")
-        elif _meant_to_work(each, alike, node, check.limit("share")):
+        elif is_meant_to_work(each, alike, node, check.limit("share")):
             yield _judged(check, node, each, f"{state}, {phys}", what=what)
         elif each.is_virtual:
             yield check.unknown(each.name, f"{state}, {phys}: a virtual function, perhaps spare")
@@ -168,7 +84,7 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
 def rate(check: Check, node: Node) -> Iterator[Finding]:
     """Against its kind, and what the lane needs."""
     active = [each for each in used(node) if each.is_active]
-    kinds = _by_kind(active)
+    kinds = by_kind(active)
     wanted, fast = node.needs.rdma_gbps, 0
     if wanted is not None:
         fast = sum((each.rate_gbps or 0) >= wanted for each in active)
@@ -180,7 +96,7 @@ def rate(check: Check, node: Node) -> Iterator[Finding]:
             yield check.unknown(each.name, "the driver does not say")
         elif wanted is not None and speed < wanted:
             said = f"{text}, and the lane needs {wanted} Gb/s"
-            if _is_aside(each, node) and speed == usual and fast >= (node.needs.rdma_ports or 1):
+            if is_aside(each, node) and speed == usual and fast >= (node.needs.rdma_ports or 1):
                 yield check.ok(each.name, f"{text}, of another network than the lane's")
             else:
                 yield _judged(check, node, each, said)
@@ -209,7 +125,7 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
     """Active RoCE ports; InfiniBand needs none of a type."""
     index = node.environ.get("NCCL_IB_GID_INDEX", "")
     active = [each for each in used(node) if each.is_ethernet and each.is_active]
-    kinds = _by_kind(active)
+    kinds = by_kind(active)
     for each in active:
         top = f"{each.top}/gid_attrs/types"
         types = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
@@ -220,7 +136,7 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
                 yield check.unknown(each.name, "the driver shows no types")
             continue
         strange = [text for text in types.values() if text and "RoCE v" not in text]
-        if strange or any(not types.get(n) for n in _taken(each)):
+        if strange or any(not types.get(n) for n in each.taken_gids):
             yield check.unknown(each.name, "the types of some addresses cannot be read")
             continue
         v2 = sorted(int(n) for n, t in types.items() if t and "v2" in t and n.isdecimal())
@@ -229,11 +145,11 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
         elif (number := whole_number(index)) is not None and number not in v2:
             said = types.get(index) or "nothing"
             yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is {said}")
-        elif number is not None and each.text(f"gids/{index}") == _EMPTY_GID:
+        elif number is not None and each.text(f"gids/{index}") == EMPTY_GID:
             yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is empty")
-        elif number is None and not _has_address(each):
+        elif number is None and not each.has_address:
             alike = kinds[each.kind]
-            have = sum(map(_has_address, alike))
+            have = sum(other.has_address for other in alike)
             said = "RoCE v2 of the link alone, no IP address; others of its kind have one"
             if have > max(1, len(alike) // 2):
                 yield _judged(check, node, each, said)
@@ -247,11 +163,11 @@ def counters(check: Check, node: Node) -> Iterator[Finding]:
     """What has grown between two looks, and what has come together since boot."""
     fatal, rare, uptime_s = check.words("none"), check.rates("fail_per_s"), _uptime_s(node)
     for each in used(node):
-        now = _counts(each, each.nic.samples[-1]) if each.nic.samples else {}
+        now = each.counts(each.nic.samples[-1]) if each.nic.samples else {}
         if not now:
             yield check.unknown(each.name, "no counter can be read")
             continue
-        before = _counts(each, each.nic.samples[0])
+        before = each.counts(each.nic.samples[0])
         seconds = each.nic.window_s
         grown = {name: n - before[name] for name, n in now.items() if n > before.get(name, n)}
         bad = [f"{name} +{n}" for name, n in grown.items() if name in fatal]
@@ -298,7 +214,7 @@ def carrier(check: Check, node: Node) -> Iterator[Finding]:
 
 def bond(check: Check, node: Node) -> Iterator[Finding]:
     """The interfaces below a port's bond, where it has one."""
-    found = [(each, members) for each in used(node) if (members := _members(each))]
+    found = [(each, members) for each in used(node) if (members := each.bond_members())]
     for each, members in found:
         down = sorted(name for name, state in members.items() if state != "up")
         alike = [m for other, m in found if other.kind == each.kind]
@@ -379,7 +295,7 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     """Against its kind: what the card could do in another slot is no fault."""
     known = []
     for each in {p.nic.device: p for p in used(node)}.values():
-        width, most = (_width(each, name) for name in ("current_link_width", "max_link_width"))
+        width, most = (each.width(name) for name in ("current_link_width", "max_link_width"))
         if width is None or most is None:
             yield check.unknown(each.nic.device, "no PCIe data")
         else:
@@ -387,13 +303,13 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     for each, width, most in known:
         device, alike = each.nic.device, [o for o, *_ in known if o.kind == each.kind]
         widths = [w for other, w, _ in known if other.kind == each.kind]
-        speeds = [speed for other in alike if (speed := _lane_gtps(other))]
+        speeds = [speed for other in alike if (speed := other.lane_gtps)]
         usual, fastest = max(widths), max(speeds, default=0.0)
-        slow = 0 < _lane_gtps(each) < fastest
+        slow = 0 < each.lane_gtps < fastest
         if width < usual or slow:
             here, there = f"x{width}", f"x{usual}"
             if slow:
-                here += f" at {_lane_gtps(each):g} GT/s"
+                here += f" at {each.lane_gtps:g} GT/s"
                 there += f" at {fastest:g} GT/s"
             # Of two that differ each may be in the slot that is meant for it.
             many = speeds.count(fastest) if slow else widths.count(usual)
@@ -419,22 +335,6 @@ RULES: Mapping[str, Rule] = {
     "nic.umad": umad,
     "nic.pcie": pcie,
 }
-
-
-def ports(node: Node) -> list[Port]:
-    """All ports of all devices."""
-    return [
-        Port(nic, name)
-        for nic in node.nics
-        for name in nic.files.names(f"sys/class/infiniband/{nic.device}/ports")
-    ]
-
-
-def used(node: Node) -> list[Port]:
-    """The ports that ``NCCL_IB_HCA`` leaves; all without it. Those of NVSwitches lead nowhere."""
-    setting = node.environ.get("NCCL_IB_HCA", "")
-    found = [p for p in ports(node) if selects(setting, p.nic.device, p.number)]
-    return [p for p in found if not p.is_of_switch]
 
 
 def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
@@ -465,25 +365,6 @@ def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
     ]
 
 
-def selects(setting: str, device: str, port: str) -> bool:
-    """Whether ``NCCL_IB_HCA`` leaves the port: names with ``^`` (all but these) and ``=`` (exact).
-
-    As the NCCL User Guide has it: a name is a prefix unless ``=`` is given, ``:N`` names a port.
-    """
-    excludes, rest = setting.startswith("^"), setting.removeprefix("^")
-    exact, rest = rest.startswith("="), rest.removeprefix("=")
-    names = [part.strip() for part in rest.split(",") if part.strip()]
-    if not names:
-        return True
-
-    def matches(entry: str) -> bool:
-        name, _, wanted = entry.partition(":")
-        is_name = device == name if exact else device.startswith(name)
-        return is_name and (not wanted.isdecimal() or wanted == port)
-
-    return any(map(matches, names)) != excludes
-
-
 def _graver(check: Check, node: Node, subject: str, read: str, what: str = "") -> Finding:
     """As grave as the catalogue has it; a warning where the lane makes no use of the ports."""
     return (check.bad if uses_rdma(node) else check.warn)(subject, read, what)
@@ -493,129 +374,15 @@ def _judged(
     check: Check, node: Node, port: Port, read: str, subject: str = "", *, what: str = ""
 ) -> Finding:
     """Likewise of one port; a warning also for one that the job may have no use for."""
-    if _is_aside(port, node):
+    if is_aside(port, node):
         return check.warn(subject or port.name, f"{read}; perhaps not meant for the job", what)
     return _graver(check, node, subject or port.name, read, what)
-
-
-def _is_aside(port: Port, node: Node) -> bool:
-    """Whether a port is of another network than the job's: storage, or the front end.
-
-    One of Ethernet beside InfiniBand, or of a kind that is slower than another, or of which no port
-    is active while those of a kind with more ports are; not one that somebody has named.
-    """
-    if node.environ.get("NCCL_IB_HCA"):
-        return False
-    others = used(node)
-    if port.is_ethernet and any(each.layer == "InfiniBand" for each in others):
-        return True
-    fastest: dict[tuple[str, ...], float] = {}
-    for each in others:
-        if each.is_active and each.rate_gbps:
-            fastest[each.kind] = max(fastest.get(each.kind, 0.0), each.rate_gbps)
-    if port.kind in fastest:
-        return fastest[port.kind] < max(fastest.values())
-    counts = Counter(each.kind for each in others)
-    return any(counts[kind] > counts[port.kind] for kind in fastest)
-
-
-def _by_kind(found: Sequence[Port]) -> dict[tuple[str, ...], list[Port]]:
-    kinds: dict[tuple[str, ...], list[Port]] = {}
-    for each in found:
-        kinds.setdefault(each.kind, []).append(each)
-    return kinds
-
-
-def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) -> bool:
-    """Whether a port that is not active should be."""
-    setting = node.environ.get("NCCL_IB_HCA", "")
-    if setting and not setting.startswith("^"):
-        return True  # somebody has named it
-    if each.is_virtual:
-        return False  # nobody may have been given it
-    if _is_unmanaged(each):
-        return True
-    phys = each.text("phys_state")
-    if phys is None or not re.match(r"\d: \w", phys):
-        return False
-    if "Disabled" in phys and not _has_lost_carrier(each):
-        return False  # somebody may have switched it off
-    latest = each.nic.samples[-1] if each.nic.samples else Files()
-    if _counts(each, latest).get("link_downed", 0) > 0:
-        return True  # it has worked since the driver was loaded
-    fabric = [other for other in used(node) if other.layer == "InfiniBand"]
-    if node.needs.rdma and each in fabric and not any(other.is_active for other in fabric):
-        return True  # the lane needs some, and Ethernet that is up beside them is none
-    active = sum(other.is_active for other in alike)
-    return active >= share * len(alike) and active > 1
-
-
-def _is_unmanaged(each: Port) -> bool:
-    """Whether the link is there, and no subnet manager has made the port active."""
-    return any(word in (each.state or "") for word in ("INIT", "ARMED"))
-
-
-def _members(each: Port) -> dict[str, str]:
-    """The interfaces below the bond of a port's interface, with what the bond says of each."""
-    members = dict[str, str]()
-    for interface in each.interfaces()[:1]:
-        for name in each.nic.files.names(f"{interface}/master"):
-            place = f"{interface}/master/{name}/bonding_slave/mii_status"
-            if name.startswith("lower_") and (state := each.nic.files.text(place)):
-                members[name.removeprefix("lower_")] = state
-    return members
-
-
-def _has_address(each: Port) -> bool:
-    """Whether an address of type RoCE v2 is an interface's, and not made from its hardware's."""
-    found = [
-        each.text(f"gids/{number}") or ""
-        for number in each.nic.files.names(f"{each.top}/gid_attrs/types")
-        if "v2" in (each.text(f"gid_attrs/types/{number}") or "")
-    ]
-    return any(gid not in ("", _EMPTY_GID) and not gid.startswith(_LINK_LOCAL_GID) for gid in found)
-
-
-def _has_lost_carrier(each: Port) -> bool:
-    """Whether its interface is switched on and has no link: RoCE says Disabled for that, too."""
-    found = each.interfaces()
-    flags = each.nic.files.number(f"{found[0]}/flags") if len(found) == 1 else None
-    return each.is_ethernet and bool((flags or 0) & _IFF_UP) and each.of_interface("carrier") == "0"
-
-
-def _taken(each: Port) -> list[str]:
-    """The indices of a port's addresses that are none of zeros."""
-    top = f"{each.top}/gids"
-    found = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
-    return [name for name, text in found.items() if text and text != _EMPTY_GID]
-
-
-def _counts(each: Port, sample: Files) -> dict[str, int]:
-    found = {}
-    for folder in ("counters", "hw_counters"):
-        for name in sample.names(f"{each.top}/{folder}"):
-            value = sample.number(f"{each.top}/{folder}/{name}")
-            if value is not None:
-                found[name] = value
-    return found
 
 
 def _usual(values: Sequence[float]) -> float | None:
     """The largest of the most frequent values."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value), default=None)
-
-
-def _width(each: Port, name: str) -> int | None:
-    text = each.device(f"device/{name}") or ""
-    # 0 and 255 are what functions without a link of their own report.
-    return whole_number(text, 254) or None
-
-
-def _lane_gtps(each: Port) -> float:
-    """How fast each lane of its PCIe link runs; 0 where it is not known."""
-    match = re.match(r"(\d{1,3}(?:\.\d)?) GT/s", each.device("device/current_link_speed") or "")
-    return float(match[1]) if match else 0.0
 
 
 def _uptime_s(node: Node) -> float | None:
