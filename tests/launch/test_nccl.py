@@ -275,7 +275,7 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
             *("exit:1", (1, True), "peer-exit", "none"),
             marks=pytest.mark.extended,
         ),
-        ("kill:1", (1, True), "host-oom", "fix-config"),
+        ("kill:1", (1, True), "host-oom", "none"),
     ],
 )
 def test_what_a_whole_run_is_classified_as(

@@ -24,7 +24,7 @@ print("top", flush=True)
 
 def monitor_processes():
     import psutil
-    return sum("_monitor_main" in " ".join(c.cmdline()) for c in psutil.Process().children())
+    return sum("_monitor.main" in " ".join(c.cmdline()) for c in psutil.Process().children())
 
 @inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=3))
 def train(call: inprocess.CallWrapper):
