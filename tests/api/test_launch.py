@@ -118,7 +118,8 @@ def test_any_thread_may_launch(project: Path) -> None:
     verdicts: list[RunVerdict] = []
 
     def work() -> None:
-        verdicts.append(launch(request(project), environ=clean_environ(), stderr=QUIET))
+        asked = request(project, restart="none")
+        verdicts.append(launch(asked, environ=clean_environ(), stderr=QUIET))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:

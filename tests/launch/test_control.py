@@ -19,7 +19,7 @@ from ncclops.control import client
 from ncclops.errors import NcclopsError
 from ncclops.record.paths import RunPaths
 from ncclops.status.model import RunStatus
-from tests.conftest import LIMIT_S, REPOSITORY, CompletedText
+from tests.conftest import LIMIT_S, CompletedText
 from tests.launch.conftest import Background, Run
 
 Launch = Callable[..., Background]
@@ -137,21 +137,29 @@ def test_a_run_is_seen_and_steered(
     assert not RunPaths(live.path).token.exists()
 
 
+PRINTS_STEPS = """
+import itertools, time
+for step in itertools.count():
+    print(f"step {step:05d} loss {9 / (step + 1):.4f} tok/s 1,000", flush=True)
+    time.sleep(0.02)
+"""
+
+
 @pytest.mark.slow
 def test_the_steps_of_a_script_that_only_prints_are_seen(
     background: Launch,
+    script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
     live = Live(tmp_path / "run")
-    example = REPOSITORY / "docs" / "examples" / "train_ddp.py"
-    job = background(
-        "launch", "--run-dir", live.path, "--nproc-per-node", "2", example, "--steps", "100000"
-    )
+    options = ("--run-dir", live.path, "--nproc-per-node", "2", "--restart", "none")
+    job = background("launch", *options, script(PRINTS_STEPS))
     seen = live.until(lambda s: s.step is not None and s.step >= 24)
     assert seen.phase == "training"
     assert [rank.phase for rank in seen.ranks] == ["training", "training"]
     client.send(live.path, {"action": "stop"})
-    assert job.wait(LIMIT_S) == 0
+    job.wait(LIMIT_S)
+    assert client.status_of(live.path).outcome == "stopped"
 
 
 @pytest.fixture

@@ -242,6 +242,7 @@ def test_a_communicator_that_never_comes_up_costs_no_rank(
     assert [run.stdout(rank) for rank in (0, 1, 2)] == [f"{LOSS} of 3\n"] * 3
 
 
+@pytest.mark.extended  # in the gate, the restart core's own tests have it on each lane
 def test_exceptions_while_others_are_in_nccl_cost_no_rank(
     launch: Callable[..., CompletedText], run: Run, host: Host
 ) -> None:

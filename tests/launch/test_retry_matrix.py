@@ -106,7 +106,7 @@ KINDS = [
     for mode in ("process", "in-process")
 ]
 # Where the rows do not differ by it, one kind in each of the two modes stands for all.
-SOME = [KINDS[2], KINDS[5]]
+SOME = [KINDS[0], KINDS[5]]
 MORE = [pytest.param(kind, marks=pytest.mark.extended) for kind in KINDS if kind not in SOME]
 each_kind = pytest.mark.parametrize("kind", [*SOME, *MORE], ids=str)
 one_kind = pytest.mark.parametrize(
@@ -189,6 +189,7 @@ def test_a_known_start_up_error_is_retried_lazily(job: Job, kind: Kind) -> None:
 
 
 @one_kind
+@pytest.mark.extended  # `test_in_process.py` has it, with an error that a script words
 def test_and_only_once(job: Job, kind: Kind) -> None:
     done = job.launch(kind, "refused", again=True)
     assert done.returncode == 1

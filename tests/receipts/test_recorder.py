@@ -419,6 +419,7 @@ def ticks(run_dir: Path) -> int:
     return page.tick_ns
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @lanes("nccl")
 def test_the_peak_memory_of_a_rank_with_a_gpu_is_the_gpus(
