@@ -121,7 +121,7 @@ if rank == 1 and not os.path.exists("once"):
     open("once", "w").close()
     raise RuntimeError("once")
 dist.barrier()
-print("answer", answer, flush=True)
+print(f"answer {answer}\\n", end="", flush=True)  # in one piece: rank 0 prints as well
 """
     profile = tmp_path / "impatient.toml"
     profile.write_text(IMPATIENT)
