@@ -54,7 +54,7 @@ def until_the_others_wait(
     return until(looked, "the others to wait")
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_hang_is_seen_and_the_job_goes_on(
     ncclops_in_process: Ncclops,

@@ -86,7 +86,9 @@ time.sleep(1)
     [
         "shutil.rmtree(os.environ['NCCLOPS_RUN_DIR'])",
         # No thread can be started any more, and no address space is left for another stack.
-        "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+        pytest.param(
+            "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", marks=pytest.mark.extended
+        ),
     ],
 )
 def test_what_a_restart_needs_may_be_missing_and_the_run_ends_all_the_same(

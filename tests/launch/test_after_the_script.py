@@ -150,6 +150,7 @@ def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_agai
     assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
 
 
+@pytest.mark.extended
 def test_a_script_that_ends_with_os_exit_on_all_ranks_has_ended_well(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def start_training(
 @pytest.mark.parametrize(
     ("lane", "restart", "reports"),
     [
-        ("gloo", "in-process", "reports"),
+        pytest.param("gloo", "in-process", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "none", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "process", "reports", marks=pytest.mark.extended),
         pytest.param("gloo", "in-process", "silent", marks=pytest.mark.extended),

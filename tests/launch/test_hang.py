@@ -242,6 +242,7 @@ def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train
         pytest.param(
             "with receipt.phase('checkpoint', limit='60s'): time.sleep(10)",
             id="a declared checkpoint sleeps",
+            marks=pytest.mark.extended,
         ),
     ],
 )

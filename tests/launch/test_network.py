@@ -101,6 +101,7 @@ expect = ["ib"]
 """
 
 
+@pytest.mark.extended
 def test_what_a_profile_expects_is_told_with_the_reason(
     launch: Launch, run: Run, tmp_path: Path
 ) -> None:

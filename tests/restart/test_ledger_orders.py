@@ -188,7 +188,7 @@ def plain_barrier(store: Any, iteration: int, gone: frozenset[int]) -> None:
         ledger(store).arrive(iteration, Arrival(rank, rank, RANKS), gone)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_arrivals_and_deaths_at_any_point_end_in_an_agreement(data: st.DataObject) -> None:
     store = dist.HashStore()
@@ -248,7 +248,7 @@ def test_a_rank_that_was_reported_and_then_dies_on_its_way_holds_up_no_other() -
     assert barrier.agreed
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(st.data())
 def test_an_arrival_whose_connection_breaks_counts_once(data: st.DataObject) -> None:
     """Whether its addition was carried out or not, or is later; with a loss in the same group."""
@@ -289,7 +289,7 @@ def test_completions_whose_connection_breaks_decide_the_outcome_together(
         assert store.check(["0/outcome"]) == (number == RANKS)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_report_that_is_late_for_a_barrier_counts_in_the_next(data: st.DataObject) -> None:
     """Also if the reporter dies in between: then the report of its death makes it good."""

@@ -566,6 +566,7 @@ class TestRuns:
         assert [each["to"] for each in run.named("escalation")] == ["stop"]
         assert run.verdict["attempts"] == 1
 
+    @pytest.mark.extended
     def test_a_hang_for_ever_ends(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
     ) -> None:
