@@ -625,3 +625,13 @@ def test_traces_and_aborts_after_the_end_are_of_teardown(end: str) -> None:
 def test_metrics_of_training_are_no_end_while_the_evaluation_is_to_come() -> None:
     log = f"  train_runtime            = 0:07:07.77\n{CLOSING}"
     assert classify_bytes(log.encode(), LOADED).verdict.class_ == "peer-exit"
+
+
+def test_a_refused_socket_may_be_tried_again_where_its_retries_are_said_to_be_used_up() -> None:
+    refused = "n1:48:66 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<7> failed : "
+    refused += "Connection refused"
+    gave_up = "n1:48:66 [1] misc/socket.cc:77 NCCL WARN socketStartConnect: exceeded retries (7)"
+    verdict = classify_bytes(f"{refused}\n{gave_up}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "retry-once-lazy")
+    verdict = classify_bytes(f"{gave_up}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "fix-config")
