@@ -584,3 +584,54 @@ def test_a_step_before_a_failure_in_one_log_does_not_hide_it(hour: str) -> None:
     )
     report = classify_bytes("\n".join([*steps(0), lost]).encode(), LOADED)
     assert (report.verdict.class_, report.verdict.rank) == ("peer-exit", 5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W0102 10:00:00.1 7 dynamic_rendezvous.py:1346] The node 'h7_1_0' has failed to send a "
+        "keep-alive heartbeat to the rendezvous 'r7' due to an error of type RendezvousStateError.",
+        "n1:7:9 [0] alloc.cc:77 NCCL WARN Cuda failure 1 'invalid argument'",
+        "RuntimeError: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+    ],
+)
+def test_weak_evidence_does_not_speak_loudly(line: str) -> None:
+    verdict = classify_bytes(f"{line}\n".encode(), LOADED).verdict
+    assert verdict.class_ != "user-error" and 0.5 < verdict.confidence < 0.75
+
+
+FINAL_METRICS = """\
+***** eval metrics *****
+  eval_runtime            = 0:00:07.77
+  eval_samples_per_second =     77.7
+"""
+CLOSING = """\
+n1:7:9 [0] NCCL INFO misc/socket.cc:77 -> 3
+n1:7:9 [0] NCCL INFO transport/net.cc:77 -> 3
+n1:7:9 [0] NCCL INFO comm 0x7 rank 0 nranks 2 cudaDev 0 busId 1e0 - Abort COMPLETE
+"""
+
+
+@pytest.mark.parametrize("end", [FINAL_METRICS, "Training completed\n"])
+def test_traces_and_aborts_after_the_end_are_of_teardown(end: str) -> None:
+    verdict = classify_bytes(f"{end}{CLOSING}".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.confidence) == ("no-failure-seen", 0.9)
+    assert classify_bytes(f"{CLOSING}{end}".encode(), LOADED).verdict.names_failure
+    failure = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    late = classify_bytes(f"{end}{CLOSING}{failure}".encode(), LOADED).verdict
+    assert late.class_ == "cuda-error"
+
+
+def test_metrics_of_training_are_no_end_while_the_evaluation_is_to_come() -> None:
+    log = f"  train_runtime            = 0:07:07.77\n{CLOSING}"
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "peer-exit"
+
+
+def test_a_refused_socket_may_be_tried_again_where_its_retries_are_said_to_be_used_up() -> None:
+    refused = "n1:48:66 [1] include/socket.h:403 NCCL WARN Connect to 10.1.3.2<7> failed : "
+    refused += "Connection refused"
+    gave_up = "n1:48:66 [1] misc/socket.cc:77 NCCL WARN socketStartConnect: exceeded retries (7)"
+    verdict = classify_bytes(f"{refused}\n{gave_up}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "retry-once-lazy")
+    verdict = classify_bytes(f"{gave_up}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "fix-config")

@@ -56,6 +56,8 @@ _END = re.compile(
     rb"|trial \S+ completed after)"
     rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b"
     rb"|(?<=\.\.\. )(?:ok\s*$|passed\b)"
+    # The metrics that transformers' Trainer prints when the last evaluation is done.
+    rb"|\b(?:eval|predict|test)_(?:samples_per_second|steps_per_second|runtime)\s+=\s+\d"
     rb"|={3,} \d+ passed[^\n]{0,60} in [\d.]+s"
 )
 _INIT = re.compile(
@@ -87,15 +89,19 @@ _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1)."""
+    """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1).
+
+    ``last_is_bar``: whether the last of the steps is one that a progress bar shows.
+    """
 
     steps: tuple[int, ...]
     init: int
     ended: int
     begun: bool
+    last_is_bar: bool
 
 
-NO_MARKS = Marks((), -1, -1, False)
+NO_MARKS = Marks((), -1, -1, False, False)
 
 
 def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
@@ -112,9 +118,10 @@ def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
         init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
         ended = max(ended, *(found.start() for found in _END.finditer(block, start, stop)), -1)
         begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
-    steps += (offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total))
-    shown = (offset for offset in sorted(steps) if not _is_quoted(block, offset))
-    return Marks(_one_a_line(block, shown), init, ended, begun)
+    moved = [offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total)]
+    shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
+    kept = _one_a_line(block, shown)
+    return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved)
 
 
 def _moved(bars: dict[int, int], at: int, total: int) -> bool:

@@ -29,7 +29,7 @@ _PREFIX = re.compile(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,80} [\w.-]{1,60}(?:\[\d+\])?: "  # syslog
     # Loggers that part their fields by bars or dashes
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:UTC|Z))?"
-    r"(?: [|-] [\w.:/-]{1,60}){1,4} [|:-] "
+    r"(?: [|-] [\w.:/-]{1,60}){0,4} [|:-] "
     r"|> "  # a quotation
     r"))+\s*"
 )

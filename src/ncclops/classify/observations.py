@@ -20,6 +20,8 @@ class SourceLife:
     first_step_line: int | None = None
     last_step_line: int | None = None
     last_step_stamp: Stamp | None = None
+    last_step_is_bar: bool = False
+    """Whether the last step is one that a progress bar shows."""
     last_init_line: int | None = None
     begun: bool = False
     ended_line: int | None = None
@@ -59,7 +61,11 @@ class Observations:
 
     def step_follows(self, hit: Hit) -> bool:
         """Whether the job was seen to take a step after this line."""
-        if (self.lives[hit.source].last_step_line or 0) > hit.line:
+        life = self.lives[hit.source]
+        # A bar that is drawn once proves nothing: a process that ends draws its bar once more.
+        if (life.last_step_line or 0) > hit.line and not (
+            life.last_step_is_bar and life.steps - hit.steps_before == 1
+        ):
             return True
         # In one log the order of lines is what counts: its writers may have different zones.
         others = (at for number, at in enumerate(self._last_steps_at) if number != hit.source)

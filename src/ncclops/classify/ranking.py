@@ -20,6 +20,8 @@ from ncclops.classify.verdicts import (
 
 _RESTART = "context-restart"
 _INIT_PHASE = "context-init-phase"
+# Ids of signatures of NCCL's traces, `NCCL INFO misc/x.cc:64 -> 3`.
+_TRACES = "nccl-trace-"
 # The tier of a signature that says only that a process ended: below all that say why. What has
 # a tier beyond it is no failure: it says how the job ran.
 _LAST_TIER = 4
@@ -102,7 +104,8 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
             return True
         if cleared_by == "never":
             return False
-        if hit.signature.role == "victim" and seen.follows_the_end(hit):
+        of_teardown = hit.signature.role == "victim" or hit.signature.id.startswith(_TRACES)
+        if of_teardown and seen.follows_the_end(hit):
             return True
         if (cleared_by and seen.step_follows(hit)) or seen.run_follows(hit):
             return True

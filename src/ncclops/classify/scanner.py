@@ -369,6 +369,7 @@ def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -
         if life.first_step_line is None:
             life.first_step_line = first_line + block.count(b"\n", 0, marks.steps[0])
         text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
+        life.last_step_is_bar = marks.last_is_bar
         life.last_step_stamp = stamps.last_stamp(text.decode("utf-8", "replace"))
     if marks.init >= 0:
         life.last_init_line = first_line + block.count(b"\n", 0, marks.init)

@@ -19,6 +19,9 @@ from ncclops.classify.observations import Observations
 from ncclops.classify.xids import xid_of_line
 
 _FAILURE_SIGN = "context-failure-sign"
+# Signs of a failure with an exception each: NCCL ends with a trace where a training that is done
+# does not close its communicators, and a program that has come up says "error" of many a thing.
+_NCCL_TRACE, _ERROR_LINE = "context-nccl-trace", "context-error-line"
 # Ids of signatures of lines that carry facts: they read like what they are.
 _FACTS = ("context-", "ncclops-")
 _NCCL_VERSION = "context-nccl-version"
@@ -212,13 +215,21 @@ def verdict_without_failure(seen: Observations) -> Classification:
     """Whether the job is healthy, no log says: its receipt does. Without a sign that the job ran
     after the last failure it is ``unknown`` whether it failed."""
     lives = seen.lives
-    signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
-    if any(not seen.step_follows(hit) for hit in signs):
-        return _unknown("something failed in a way that no signature knows")
+    unanswered = {
+        hit.signature.id
+        for hit in seen.hits
+        if not seen.step_follows(hit)
+        and not (hit.signature.id == _NCCL_TRACE and seen.follows_the_end(hit))
+    }
+    unknown_failure = _unknown("something failed in a way that no signature knows")
+    if unanswered & {_FAILURE_SIGN, _NCCL_TRACE}:
+        return unknown_failure
     if any(life.ended_line for life in lives) or sum(life.steps for life in lives) > 1:
         return _nothing_failed(0.9, "the job took steps")
     if any(life.steps or life.last_init_line for life in lives):
         return _nothing_failed(0.8, "communicators came up; no run of steps is shown")
+    if _ERROR_LINE in unanswered:
+        return unknown_failure
     begun = any(life.begun for life in lives)
     if any(hit.signature.id != _ANY_WARNING for hit in harmless_warnings(seen)):
         life = "NCCL began to start" if begun else "there is no sign of a running job"
