@@ -133,8 +133,11 @@ def end() -> None:
 def on_stop(callback: Callback) -> Callback:
     """Call ``callback()`` when a requested stop takes effect, on every rank, after the same step.
 
-    For a last checkpoint; collectives work in it. Also a decorator.
+    For a last checkpoint; collectives work in it. Also a decorator. Raises ``TypeError`` for what
+    cannot be called.
     """
+    if not callable(callback):  # at the stop it would be too late to find out
+        raise TypeError(f"receipt.on_stop(callback): give a function, not {callback!r}")
     current().on_stop(callback)
     return callback
 

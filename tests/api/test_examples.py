@@ -101,3 +101,29 @@ def test_a_type_checker_accepts_the_examples_and_refuses_wrong_uses(tmp_path: Pa
         for code in mark[1].split(", ")
     }
     assert complaints([*right, WRONG]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_the_callback_for_lightning_is_one_to_a_type_checker(tmp_path: Path) -> None:
+    """Also where the same is installed under its older name, of which the classes are others."""
+    for package in ("lightning/pytorch", "pytorch_lightning"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.pyi").write_text("class Callback: ...\n")
+    (tmp_path / "lightning" / "__init__.pyi").touch()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from lightning.pytorch import Callback\n"
+        "from ncclops.integrations.lightning import ReceiptCallback\n"
+        "callback: Callback = ReceiptCallback()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", "--cache-dir", tmp_path, program],
+        cwd=tmp_path,
+        env=clean_environ({"MYPYPATH": f"{REPOSITORY / 'src'}:{tmp_path}"}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -82,6 +82,9 @@ def test_a_job_that_fails_is_a_verdict_that_names_the_rank_and_the_class(project
         ({"run_dir": 5}, UsageError, r"run_dir=5: give str \| PathLike\[str\] \| None"),
         ({"keep": "NCCL_DEBUG"}, UsageError, r"keep='NCCL_DEBUG': give Sequence\[str\]"),
         ({"env": {"OMP_NUM_THREADS": 4}}, UsageError, "give Mapping"),
+        ({"env": {"A": "1\0"}}, UsageError, "no program can be given that"),
+        ({"arguments": ["\ud800"]}, UsageError, "no program can be given that"),
+        ({"target": "train\0.py"}, UsageError, "no program can be given that"),
         ({"preflight": "hosts"}, UsageError, "--preflight hosts: choose off"),
         ({"env": {"A-B": "1"}}, UsageError, "not the name"),
         ({"env": {"A": "1"}, "keep": ["A"]}, UsageError, "A is given with --set and --keep"),
@@ -135,6 +138,12 @@ def test_leaving_the_block_interrupts_a_run_that_goes_on(project: Path) -> None:
         assert run.is_running()
         with pytest.raises(UsageError, match="has no verdict"):
             read_verdict(run.run_dir)
+        with pytest.raises(TimeoutError, match="has not ended"):
+            run.wait(timedelta(seconds=-1))  # of a deadline that has passed
+        with pytest.raises(UsageError, match="timeout=1: give a timedelta"):
+            run.wait(1)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="grace=30: give a timedelta"):
+            run.stop(grace=30)  # type: ignore[arg-type]
     assert not run.is_running()
     assert run.wait().outcome == "interrupted"
     run.interrupt()  # of a run that has ended, does nothing

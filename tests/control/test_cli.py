@@ -99,6 +99,18 @@ def test_an_agent_that_was_killed_is_reported(
     assert "killed" in error_of(ncclops_in_process("stop", agent.run))
 
 
+def test_a_run_whose_agent_was_killed_has_lasted_until_its_newest_event(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    run = tmp_path / "runs" / "cut"
+    write_events(run, [*start_of_run(1000.0), event("step", 1030.0, 0, step=40)])
+    with control_address.listen_unix(run):
+        pass  # its socket stays, and nobody listens
+    document = json.loads(ncclops_in_process("status", "--json").stdout)
+    assert (document["phase"], document["seconds"]) == ("lost", 30.0)
+    assert document["goodput"]["total_s"] == pytest.approx(30.0)
+
+
 def test_an_agent_on_another_host_is_named(tmp_path: Path, ncclops_in_process: Ncclops) -> None:
     run = tmp_path / "runs" / "far"
     write_events(run, [each | {"node": "n17"} for each in start_of_run(time.time())])

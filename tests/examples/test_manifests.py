@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,25 @@ def test_a_job_ends_at_once_for_what_no_start_mends_and_for_nothing_else(path: P
     codes = [each.partition("=")[2] for each in command if each.startswith("--exit-codes=")]
     assert [with_changes(text, SETS["default"]) for text in codes] == [CODES]
     (policy,) = every("podFailurePolicy", found)
-    (rule,) = (rule for rule in policy["rules"] if "onExitCodes" in rule)
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["values"] == [2, CODES.fix]
+    final, stopped = (rule for rule in policy["rules"] if "onExitCodes" in rule)
+    assert final["action"] == "FailJob"
+    assert final["onExitCodes"]["values"] == [2, CODES.fix]
     names = [each["name"] for each in next(every("containers", found))]
-    assert [rule["onExitCodes"]["containerName"]] == names
+    for rule in (final, stopped):
+        assert [rule["onExitCodes"]["containerName"]] == names
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_nodes_that_end_with_a_disrupted_one_count_no_more_than_it(path: Path) -> None:
+    """All nodes of a job end with 143 where one is told to end, and only one has the condition."""
+    (policy,) = every("podFailurePolicy", documents(path))
+    (disrupted,) = (rule for rule in policy["rules"] if "onPodConditions" in rule)
+    (others,) = (
+        rule
+        for rule in policy["rules"]
+        if 128 + signal.SIGTERM in rule.get("onExitCodes", {}).get("values", [])
+    )
+    assert others["action"] == disrupted["action"]
 
 
 @pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
@@ -128,5 +143,7 @@ def test_a_set_tells_the_two_ends_of_a_job_apart(name: str) -> None:
     for code in (2, CODES.fix):
         assert action(BY_CODE.format(container="node", code=code)) == "FailJobSet"
     assert action(BY_CONDITION) == "RestartJobSetAndIgnoreMaxRestarts"
+    ended_too = BY_CODE.format(container="node", code=128 + signal.SIGTERM)
+    assert action(ended_too) == "RestartJobSetAndIgnoreMaxRestarts"
     assert action(BY_CODE.format(container="node", code=20)) == "RestartJobSet"
     assert action("Job has reached the specified backoff limit") == "RestartJobSet"

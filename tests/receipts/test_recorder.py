@@ -302,6 +302,13 @@ print(look().phase)
     assert rate > 50, "the 0.2 s of the phase are in no rate"
 
 
+def test_what_cannot_be_called_at_a_stop_is_refused_even_outside_launch() -> None:
+    from ncclops import receipt
+
+    with pytest.raises(TypeError, match=r"on_stop\(callback\): give a function, not 3"):
+        receipt.on_stop(3)  # type: ignore[type-var]
+
+
 def test_a_wrong_limit_is_refused_even_outside_launch() -> None:
     from ncclops import receipt
 

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Optional
 
 import pytest
+import torch.distributed
 
 from ncclops import restart as inprocess
-from ncclops.restart.param_utils import parameters_of_type
+from ncclops.restart.param_utils import bind_injected, parameters_of_type
 
 
 async def asynchronous() -> None: ...
@@ -103,3 +104,16 @@ def test_a_call_outside_the_main_thread_is_refused() -> None:
     (error,) = errors
     assert "was called in thread 'trainer': call it in the main thread" in str(error)
     assert not entered
+
+
+def test_a_group_that_an_earlier_call_has_left_is_refused_and_how_it_ends_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match=r"an earlier call has left .* destroy_process_group"):
+        inprocess.Wrapper()(lambda: None)()
+
+
+def test_wrong_arguments_of_a_function_with_a_parameter_to_fill_in_name_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^with_an_alias\(\): missing a required argument: 'num"):
+        bind_injected(with_an_alias, ["call"], None, (), {})

@@ -175,9 +175,9 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
     return body
 
 
-def _read(run_dir: Path) -> RunStatus:
+def _read(run_dir: Path, *, lost: bool = False) -> RunStatus:
     try:
-        return read_once(run_dir)
+        return read_once(run_dir, lost=lost)
     except OSError as error:
         raise UsageError(
             f"cannot read {run_dir} ({error.strerror}): name a run directory"
@@ -189,7 +189,7 @@ def _without_agent(seen: RunStatus, why: str) -> RunStatus:
     if seen.phase == "ended":  # it has ended just now
         return seen
     if _is_lost(Path(seen.run_dir), seen):
-        seen = replace(seen, phase="lost")
+        seen = replace(_read(Path(seen.run_dir), lost=True), phase="lost")
     return replace(seen, notes=(*seen.notes, f"{why}; this is read from the run directory"))
 
 

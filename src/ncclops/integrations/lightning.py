@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclops import receipt
 from ncclops.integrations._phases import Phases
 
-# They are two packages with the same contents; a script uses one.
-if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+# They are two packages with the same contents; a script uses one. Type checkers get the newer name.
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
 else:
     from lightning.pytorch import Callback

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from ncclops.errors import NcclopsError
+from ncclops.errors import NcclopsError, UsageError
 from ncclops.launch.request import LaunchRequest
 from ncclops.launch.start_report import VARIABLE, read_report
 from ncclops.launch.verdict import RunVerdict, read_verdict
@@ -24,6 +24,7 @@ from ncclops.record.paths import RunPaths
 # Until the run is recorded: imports from a slow shared disk, a driver that is not loaded yet.
 _START_LIMIT = timedelta(minutes=5)
 _REPORT_BYTES = 1 << 16
+_MILLISECOND = timedelta(milliseconds=1)
 
 Output = int | IO[bytes] | IO[str] | None
 
@@ -57,9 +58,10 @@ class LaunchedRun:
         """Wait for the end of the run, at most ``timeout`` (None: as long as it takes).
 
         Raises ``TimeoutError`` when it has not ended by then; the run goes on. Raises
-        ``NcclopsError`` when the run has ended without a verdict, which takes a SIGKILL of its
-        agent or a full disk.
+        ``UsageError`` for a ``timeout`` of another type, and ``NcclopsError`` when the run has
+        ended without a verdict, which takes a SIGKILL of its agent or a full disk.
         """
+        _check_duration("timeout", timeout)
         if not self._wait_for_end(timeout):
             raise TimeoutError(f"the run in {self.run_dir} has not ended after {timeout}")
         code = self._process.wait()
@@ -79,6 +81,7 @@ class LaunchedRun:
         from ncclops.control import client
         from ncclops.durations import format_duration
 
+        _check_duration("grace", grace)
         text = None if grace is None else format_duration(grace)
         command = {"action": "stop", "reason": reason, "by": "ncclops.launch", "grace": text}
         return client.send(self.run_dir, command)
@@ -110,7 +113,13 @@ class LaunchedRun:
     def _wait_for_end(self, timeout: timedelta | None) -> bool:
         poll = select.poll()
         poll.register(self._ended, select.POLLIN)
-        return bool(poll.poll(None if timeout is None else timeout.total_seconds() * 1000))
+        # poll would wait for ever on a negative number, as a deadline that has passed leaves it.
+        return bool(poll.poll(None if timeout is None else max(0.0, timeout / _MILLISECOND)))
+
+
+def _check_duration(name: str, value: timedelta | None) -> None:
+    if not isinstance(value, timedelta | None):
+        raise UsageError(f"{name}={value!r}: give a timedelta, or None")
 
 
 def start(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from numbers import Integral
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from reprlib import repr as short_repr
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -126,16 +126,26 @@ class LaunchRequest:
         Raises ``UsageError`` as :meth:`check_types`.
         """
         self.check_types()
-        return ["launch", *self._options(), fspath(self.target), *self.arguments]
+        return self._words()
 
     def check_types(self) -> None:
-        """Raise ``UsageError`` for a field that is not of its type; values are looked at later."""
+        """Raise ``UsageError`` for a field that is not of its type, and for text that no program
+        can be given; values are looked at later."""
         hints = get_type_hints(type(self))
         for each in fields(self):
             value = getattr(self, each.name)
             if not _fits(value, hints[each.name]):
                 wanted = "a list of words" if each.name == "arguments" else each.type
                 raise UsageError(f"{each.name}={short_repr(value)}: give {wanted}")
+        for word in self._words():
+            if not _can_be_handed_over(word):
+                raise UsageError(
+                    f"{short_repr(word)}: no program can be given that: take out NUL characters and"
+                    " halves of surrogate pairs"
+                )
+
+    def _words(self) -> list[str]:
+        return ["launch", *self._options(), fspath(self.target), *self.arguments]
 
     def _options(self) -> Iterator[str]:
         plain = {each.name: each.default for each in fields(self)}
@@ -178,6 +188,13 @@ _SPECIAL = (
     "target", "arguments", "program", "profile", "parameters", "env", "keep", "timeouts",
     "allow_difference", "require_network",
 )  # fmt: skip
+
+
+def _can_be_handed_over(word: str) -> bool:
+    try:
+        return b"\0" not in fsencode(word)
+    except UnicodeEncodeError:
+        return False
 
 
 def _fits(value: Any, hint: Any) -> bool:

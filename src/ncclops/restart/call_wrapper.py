@@ -57,7 +57,8 @@ class CallWrapper:
         if distributed.is_available() and distributed.is_initialized():
             raise ValueError(
                 "torch.distributed is initialised before the wrapped function was entered: "
-                "call init_process_group() inside the function, which has to be able to do it again"
+                "call init_process_group() inside the function, which has to be able to do it "
+                "again; groups that an earlier call has left open end by destroy_process_group()"
             )
         return self
 

@@ -38,7 +38,10 @@ def bind_injected(
     signature = inspect.signature(fn)
     own = [p for p in signature.parameters.values() if p.name not in names]
     theirs = {name: given for name, given in kwargs.items() if name not in names}
-    bound = signature.replace(parameters=own).bind(*args, **theirs)
+    try:
+        bound = signature.replace(parameters=own).bind(*args, **theirs)
+    except TypeError as error:
+        raise TypeError(f"{getattr(fn, '__name__', fn)}(): {error}") from None
     full = inspect.BoundArguments(signature, {})
     for name in signature.parameters:
         if name in names:

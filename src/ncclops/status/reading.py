@@ -27,10 +27,14 @@ _MAX_AGE_S = 0.5
 
 
 class RunReader:
-    """Reads one run, and from then on what is new of its events. One thread at a time."""
+    """Reads one run, and from then on what is new of its events. One thread at a time.
 
-    def __init__(self, run_dir: Path) -> None:
+    ``lost``: nobody writes its record any more, so that it has lasted until the newest event.
+    """
+
+    def __init__(self, run_dir: Path, *, lost: bool = False) -> None:
         self._run_dir = run_dir
+        self._lost = lost
         self._facts = RunFacts(run_id=run_dir.name)
         self._spans = SpansSoFar()
         self._reader = event_log.follow(RunPaths(run_dir).events)
@@ -56,14 +60,15 @@ class RunReader:
     def _own_status(self) -> RunStatus:
         facts, now = self._facts, time.time()
         ranks = tuple(self._look(facts.ranks[rank], now) for rank in sorted(facts.ranks))
-        ended = facts.newest if facts.verdict is not None else None
+        over = self._lost or facts.verdict is not None
+        until = facts.newest if over and facts.newest is not None else now
         status = RunStatus(
             run_id=facts.run_id,
             run_dir=str(self._run_dir),
             phase=self._phase(ranks),
             as_of=now,
             started=facts.started,
-            seconds=_duration_s(facts.started, ended or now),
+            seconds=_duration_s(facts.started, until),
             profile=facts.profile,
             world_size=facts.world_size,
             nodes=tuple(dict.fromkeys(rank.host for rank in ranks)),
@@ -74,7 +79,7 @@ class RunReader:
             ranks=ranks,
             faults=dict(facts.faults),
             last_fault=facts.last_fault,
-            goodput=measure(self._spans.until(now)).to_json(),
+            goodput=measure(self._spans.until(until)).to_json(),
         )
         return _with_verdict(status, facts)
 
@@ -108,9 +113,9 @@ def _duration_s(started: float | None, until: float) -> float | None:
     return None if started is None else max(0.0, round(until - started, 3))
 
 
-def read_once(run_dir: Path) -> RunStatus:
+def read_once(run_dir: Path, *, lost: bool = False) -> RunStatus:
     """The status of a run from its directory alone. Raises ``OSError`` if it holds no events."""
-    reader = RunReader(run_dir)
+    reader = RunReader(run_dir, lost=lost)
     try:
         return reader.read()
     finally:

@@ -239,6 +239,9 @@ def test_parameters_that_make_no_sense_are_refused() -> None:
     for wrong in ({"replicated": ["x"]}, {"every": 0}, {"budget": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Snapshots({"model": model}, **wrong)
+    for mistyped in ({"state": [model]}, {"replicated": "model"}, {"checkpoint": 3}):
+        with pytest.raises(TypeError, match=next(iter(mistyped))):
+            Snapshots(**({"state": {"model": model}} | mistyped))
     with pytest.raises(ValueError, match="nothing to keep"):
         Snapshots({})
     with pytest.raises(SnapshotError, match="call restore"):

@@ -110,8 +110,8 @@ class Snapshots:
       ``WORLD_SIZE`` then say who this rank is.
     - ``name``: tells several ``Snapshots`` of one function apart.
 
-    Raises ``TypeError`` for an entry whose state could not be put back, and ``ValueError`` for
-    names or numbers that make no sense.
+    Raises ``TypeError`` for an entry whose state could not be put back and for an argument of
+    another type, and ``ValueError`` for names or numbers that make no sense.
     """
 
     def __init__(
@@ -130,6 +130,13 @@ class Snapshots:
         store: Store | None = None,
         name: str = "",
     ) -> None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is a {type(state).__qualname__}: give a dictionary, by name")
+        if isinstance(replicated, str):
+            raise TypeError(f"replicated={replicated!r}: give a list of names")
+        # It is called when nothing else is left: too late to find out.
+        if not (checkpoint is None or callable(checkpoint)):
+            raise TypeError(f"checkpoint={checkpoint!r}: give a function that loads the newest one")
         if unknown := sorted(set(replicated) - set(state)):
             raise ValueError(f"replicated={unknown}: there is no such entry in state")
         if not state:
