@@ -342,15 +342,15 @@ def simulation() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_no_false_kill_and_no_missed_hang_in_hundreds_of_histories(simulation: ModuleType) -> None:
-    scores = simulation.simulate(250, seed=0)
+def test_no_false_kill_and_no_missed_hang_in_a_hundred_histories(simulation: ModuleType) -> None:
+    scores = simulation.simulate(100, seed=0)
     ours = scores[simulation.OURS]
     assert ours.false_kills == []
     assert ours.missed == []
-    assert sum(map(len, ours.delays_s.values())) == ours.hanging > 100, "the histories do hang"
+    assert sum(map(len, ours.delays_s.values())) == ours.hanging > 40, "the histories do hang"
     # That they are hard enough shows in what one timer makes of them.
-    assert len(scores["one timer, 10 minutes"].false_kills) > 100
-    assert len(scores["one timer, 120 minutes"].missed) > 100
+    assert len(scores["one timer, 10 minutes"].false_kills) > 40
+    assert len(scores["one timer, 120 minutes"].missed) > 40
 
 
 def test_every_kind_of_history_is_among_them(simulation: ModuleType) -> None:
