@@ -235,7 +235,9 @@ for n in range(10**9):
     assert all('"groups-aborted"' in lines for lines in recorded)
     assert "did not exit cleanly" in run.verdict["reason"]
     said = (tmp_path / "said").read_text()
-    assert said.count("with `ncclops.receipt.step(n)` in its loop a script ends after a step") == 1
+    # Twice where SIGTERM comes before the first printed step has been read.
+    advice = "with `ncclops.receipt.step(n)` in its loop a script ends after a step"
+    assert said.count(advice) in ((1, 2) if each_time else (1,))
     assert "to end after" not in said, "there is no step or update to name"
 
 
