@@ -8,9 +8,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def status_of(run_dir: Path) -> RunStatus:
     try:
         seen = _ask_status(run_dir)
     except AgentSilent as silence:
-        seen = _without_agent(_read(run_dir), str(silence))
+        seen = _without_agent(run_dir, str(silence))
     held = _held(run_dir)
     return seen if held is None else replace(seen, notes=(*seen.notes, held))
 
@@ -175,26 +176,27 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
     return body
 
 
-def _read(run_dir: Path, *, lost: bool = False) -> RunStatus:
+def _read(run_dir: Path, is_lost: Callable[[RunStatus], bool] = lambda _: False) -> RunStatus:
     try:
-        return read_once(run_dir, lost=lost)
+        return read_once(run_dir, is_lost)
     except OSError as error:
         raise UsageError(
             f"cannot read {run_dir} ({error.strerror}): name a run directory"
         ) from None
 
 
-def _without_agent(seen: RunStatus, why: str) -> RunStatus:
-    """``seen``, read from the directory, with ``why`` the agent did not answer."""
+def _without_agent(run_dir: Path, why: str) -> RunStatus:
+    """What is read from the directory, with ``why`` the agent did not answer."""
+    seen = _read(run_dir, partial(_is_lost, run_dir))
     if seen.phase == "ended":  # it has ended just now
         return seen
-    if _is_lost(Path(seen.run_dir), seen):
-        seen = replace(_read(Path(seen.run_dir), lost=True), phase="lost")
     return replace(seen, notes=(*seen.notes, f"{why}; this is read from the run directory"))
 
 
 def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
-    """Whether the agent, which would be on this host, has ended."""
+    """Whether the agent, which would be on this host, has ended without a verdict."""
+    if seen.phase == "ended":
+        return False
     if host_name() not in (seen.nodes[:1] or (host_name(),)):
         return False
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,40 +28,39 @@ _MAX_AGE_S = 0.5
 
 
 class RunReader:
-    """Reads one run, and from then on what is new of its events. One thread at a time.
+    """Reads one run, and from then on what is new of its events. One thread at a time."""
 
-    ``lost``: nobody writes its record any more, so that it has lasted until the newest event.
-    """
-
-    def __init__(self, run_dir: Path, *, lost: bool = False) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._lost = lost
         self._facts = RunFacts(run_id=run_dir.name)
         self._spans = SpansSoFar()
         self._reader = event_log.follow(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
         self._is_of_this_boot = _is_of_this_boot(run_dir)
 
-    def read(self) -> RunStatus:
-        """The status now, with what other nodes have sent."""
-        status = merge.merge([self.own(), *merge.load(self._run_dir)])
+    def read(self, *, lost: bool = False) -> RunStatus:
+        """The status now, with what other nodes have sent.
+
+        ``lost``: its record is not written any more, so that it has lasted until the newest event.
+        """
+        status = merge.merge([self.own(lost=lost), *merge.load(self._run_dir)])
         return compare.compared(status, self._facts.stragglers)
 
-    def own(self) -> RunStatus:
-        """The status now, of what this run directory records."""
+    def own(self, *, lost: bool = False) -> RunStatus:
+        """The status now, of what this run directory records. ``lost``: as for ``read``."""
         new = list(self._reader.new())
         for event in new:
             self._facts.add(event)
         self._spans.take_all(new, time.time())
-        return self._own_status()
+        return self._own_status(lost)
 
     def close(self) -> None:
         self._reader.close()
 
-    def _own_status(self) -> RunStatus:
+    def _own_status(self, lost: bool) -> RunStatus:
         facts, now = self._facts, time.time()
         ranks = tuple(self._look(facts.ranks[rank], now) for rank in sorted(facts.ranks))
-        over = self._lost or facts.verdict is not None
+        over = lost or facts.verdict is not None
         until = facts.newest if over and facts.newest is not None else now
         status = RunStatus(
             run_id=facts.run_id,
@@ -113,11 +113,15 @@ def _duration_s(started: float | None, until: float) -> float | None:
     return None if started is None else max(0.0, round(until - started, 3))
 
 
-def read_once(run_dir: Path, *, lost: bool = False) -> RunStatus:
-    """The status of a run from its directory alone. Raises ``OSError`` if it holds no events."""
-    reader = RunReader(run_dir, lost=lost)
+def read_once(run_dir: Path, is_lost: Callable[[RunStatus], bool] = lambda _: False) -> RunStatus:
+    """The status of a run from its directory alone. Raises ``OSError`` if it holds no events.
+
+    ``is_lost`` says of a status whether the run's agent has ended without a verdict.
+    """
+    reader = RunReader(run_dir)
     try:
-        return reader.read()
+        seen = reader.read()
+        return replace(reader.read(lost=True), phase="lost") if is_lost(seen) else seen
     finally:
         reader.close()
 
