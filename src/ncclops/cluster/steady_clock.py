@@ -37,6 +37,3 @@ class SteadyDatetime(datetime):
     def utcnow(cls) -> datetime:  # type: ignore[override]
         """The same in UTC, without a zone."""
         return datetime.fromtimestamp(now(), UTC).replace(tzinfo=None)
-
-
-__all__ = ["SteadyDatetime", "now"]

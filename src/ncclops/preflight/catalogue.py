@@ -62,13 +62,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def rates(self, name: str) -> Mapping[str, float]:
         """The table of numbers that ``limits`` has under ``name``."""
-        value = self.limits[name]
-        if not isinstance(value, dict):
-            raise TypeError(f"{self.id}: {name} is no table")
-        return value
+        return self._table(name)
 
     def texts(self, name: str) -> Mapping[str, str]:
         """The table of texts that ``limits`` has under ``name``."""
+        return self._table(name)
+
+    def _table(self, name: str) -> dict[str, Any]:
         value = self.limits[name]
         if not isinstance(value, dict):
             raise TypeError(f"{self.id}: {name} is no table")

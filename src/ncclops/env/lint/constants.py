@@ -15,8 +15,8 @@ _REFERENCE = re.compile(
 )
 # What is the same as a word of its own and as the value of an assignment.
 _PLAIN = re.compile(r"[\w./:,@%^+-]*")
-# Lines in which a name is only spoken of.
-_TOLD = re.compile(r"^[ \t]*(?:#|echo\b|printf\b(?! +-v)|export +[\w ]+$).*", re.MULTILINE)
+# Lines in which a name stands, and is given no value.
+_ONLY_NAMED = re.compile(r"^[ \t]*(?:#|echo\b|printf\b(?! +-v)|export +[\w ]+$).*", re.MULTILINE)
 
 
 class Constants:
@@ -46,7 +46,7 @@ class Constants:
 
     @cached_property
     def _mentions(self) -> Counter[str]:
-        text = _TOLD.sub("", self._text)
+        text = _ONLY_NAMED.sub("", self._text)
         mentions = Counter(re.findall(rf"(?<![\w$]){NAME}", text))
         mentions.subtract(re.findall(rf"\$\{{({NAME})", text))
         return mentions

@@ -127,7 +127,7 @@ class Scope:
     def give(self, key: str, setting: Setting) -> None:
         """``key`` has this value now; one that no program has seen is without effect."""
         before = self._unseen.pop(key, None)
-        if self._branches or self._state.ended or setting.value is None:
+        if not self.is_certain or setting.value is None:
             return
         if before is not None and before.value != setting.value and before.line != setting.line:
             self.twice.append((before, setting))

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import distributed
 
-from ncclops.restart._store import relay as _store_relay
+from ncclops.restart._store import relay
 from ncclops.restart._store.relay import BEAT_EVERY_S, Frames, encode, peer_of
 
 log = logging.getLogger("ncclops.restart")
@@ -112,7 +112,7 @@ class RelayClients:
             # Should this process end meanwhile, the relay sees that its last rank has gone.
             until_met.enter_context(first := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             first.connect(self._name)
-            reap = _store_relay.start(listener, self._server, self._answer_s, distributed.TCPStore)
+            reap = relay.start(listener, self._server, self._answer_s, distributed.TCPStore)
         reap()
 
 
