@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -82,6 +85,36 @@ def test_a_rank_whose_connections_break_in_the_function_goes_on(
     assert job.wait() == ALL_WELL
     assert job.events("incident") == []
     job.expect_no_orphans()
+
+
+def test_a_wait_that_is_given_up_while_it_connects_again_fails() -> None:
+    """The new connection is not there yet when that shuts the present one down."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    connects, goes_on = threading.Event(), threading.Event()
+
+    def connect() -> Connection:
+        before = set(socket_inodes().values())
+        made = dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+        return Connection(made, set(socket_inodes().values()) - before)
+
+    def connect_again() -> Connection:
+        connects.set()
+        assert goes_on.wait(30)
+        return connect()
+
+    path = StorePath(connect_again, Patience(60, 30))
+    client, other = path.client(connect()), path.client(connect())
+    with ThreadPoolExecutor(1) as waiting:
+        late = waiting.submit(client.wait, "never", timedelta(seconds=20))
+        wait_until(client._in_use.locked, "the wait")
+        client.renew()
+        assert connects.wait(30)
+        client.give_up()
+        goes_on.set()
+        with pytest.raises(dist.DistNetworkError):
+            late.result(30)
+    assert other.add("there", 1) == 1
+    assert not path.lost
 
 
 @pytest.mark.parametrize("faulty", [0, 1])

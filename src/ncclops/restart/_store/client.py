@@ -306,12 +306,16 @@ class StoreClient:
             except (RuntimeError, OSError, RestartError) as failure:
                 log.debug("connecting to the store again: %s", failure)
             else:
+                if self._path is None:  # it was given up just now
+                    self.renew()
+                    break
                 log.warning("a connection to the store was lost and made again: %s", brief(error))
                 return
             if path.lost:
                 break
             time.sleep(_PAUSE_S)
-        path.give_up()
+        if self._path is not None:
+            path.give_up()
         raise error
 
 
