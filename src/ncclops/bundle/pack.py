@@ -32,6 +32,7 @@ from ncclops.record.paths import (
     RunPaths,
 )
 from ncclops.record.regular_file import open_regular
+from ncclops.record.runs import no_run
 from ncclops.record.tree import walk
 from ncclops.redaction.marks import Mark, marks_of
 from ncclops.redaction.redactor import Redactor, redact_variables, rules
@@ -103,9 +104,8 @@ def pack(
     The archive appears whole or not at all. Raises ``UsageError`` if ``run`` holds no run, or
     ``archive`` exists (a file, unless ``replace``) or cannot be written.
     """
-    paths = RunPaths(run)
-    if not paths.run.is_file() and not paths.events.is_file():
-        raise UsageError(f"{run} holds no run (no {RUN}): name a run directory")
+    if not RunPaths(run).holds_run():
+        raise no_run(run)
     if archive.exists() and not (replace and archive.is_file()):
         raise UsageError(f"{archive} exists: name another file with -o, or give --force")
     partial: Path | None = None
