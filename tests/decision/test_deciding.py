@@ -396,6 +396,18 @@ class TestRetry:
         further = replace(ALL_GAVE_UP, progressed=True)
         assert on([further], replace(IN_PLACE, history=history)).following is not None
 
+    def test_workers_that_know_the_failure_are_heard_on_whichever_node(self) -> None:
+        waited = Escalated(to="respawn", reason="waited", failure=None, failed_start=True)
+        first = replace(ALL_GAVE_UP, escalated=waited, failed_first=True)
+        for nodes, heard in (
+            ([first, ALL_GAVE_UP], "3 times in a row"),
+            ([ALL_GAVE_UP, first], "3 times in a row"),
+            ([first, WORST], "waited"),
+        ):
+            following = on(nodes, IN_PLACE).following
+            assert following is not None
+            assert following.reason == f"new processes: {heard}"
+
     def test_workers_that_asked_to_stop_get_none(self) -> None:
         stop = Escalated(to="stop", reason="a mistake in the script", failure=None)
         assert on([replace(ALL_GAVE_UP, escalated=stop)], IN_PLACE).following is None

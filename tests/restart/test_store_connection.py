@@ -117,6 +117,29 @@ def test_a_wait_that_is_given_up_while_it_connects_again_fails() -> None:
     assert not path.lost
 
 
+def test_a_server_that_ends_while_a_client_connects_to_it_again_is_gone() -> None:
+    """torch goes on trying to connect for its own timeout, and tells nothing meanwhile."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    before = set(socket_inodes().values())
+    made = dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+    ends = threading.Event()
+
+    def connect_in_vain() -> Connection:
+        ends.wait(60)
+        raise ConnectionRefusedError("too late")
+
+    def see_that_server_listens() -> None:
+        raise ConnectionRefusedError("it does not")
+
+    path = StorePath(connect_in_vain, Patience(60, 30), see_that_server_listens)
+    client = path.client(Connection(made, set(socket_inodes().values()) - before))
+    client.renew()
+    with pytest.raises(dist.DistNetworkError):
+        client.wait("never", timedelta(seconds=20))
+    assert path.lost and not ends.is_set()
+    ends.set()
+
+
 @pytest.mark.parametrize("faulty", [0, 1])
 def test_connections_that_break_just_before_a_fault(
     job: Job, proxy: StoreProxies, faulty: int

@@ -46,14 +46,8 @@ _COPIED = (
 
 
 def _is_known(escalated: Escalated, before: Escalated | None) -> bool:
-    """All ranks report it, and one event is enough. But a rank that is ended since it waited for
-    others does not know the failure, and what those that are left say replaces it."""
-    if before is None:
-        return False
-    knows_failure = [
-        not each.failed_start or each.failure is not None for each in (before, escalated)
-    ]
-    return knows_failure[0] or not knows_failure[1]
+    """All ranks report it, and one event is enough, of one that knows the failure if any does."""
+    return before is not None and (before.knows_failure or not escalated.knows_failure)
 
 
 def _escalated(event: EscalationEvent) -> Escalated:

@@ -25,7 +25,7 @@ from ncclops.classify.policy import PastAttempt
 from ncclops.decision.next_action import next_action
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import SIGNAL_EXIT_BASE, describe_ending
-from ncclops.decision.retrying import NextAttempt, next_attempt
+from ncclops.decision.retrying import Escalated, NextAttempt, next_attempt
 from ncclops.errors import EXIT_INTERNAL_ERROR
 from ncclops.exit_codes import NextAction
 from ncclops.rank_lists import ranks_named
@@ -236,7 +236,7 @@ def _retried(
     verdict = _UNKNOWN if found is None else Classification.from_json(found)
     progressed = any(node.progressed for node in nodes)
     broken = tuple(rank for rank, node in enumerate(nodes) if node.gpu_faults)
-    others_do = _others_do(nodes, rules)
+    others_do, escalated = _others_do(nodes, rules), _escalated(blamed, nodes)
     retry, following = next_attempt(
         rules.retry,
         verdict,
@@ -244,14 +244,14 @@ def _retried(
         granted_used=rules.granted_used,
         progressed=progressed,
         random=random,
-        escalated=blamed.escalated,
+        escalated=escalated,
         replaces=rules.replaceable and (blamed.lost is not None or (bool(broken) and others_do)),
     )
     action = next_action(
         verdict,
         retry,
         progressed=progressed,
-        escalated=blamed.escalated,
+        escalated=escalated,
         gpu_broken=bool(broken),
     )
     reason = decided.reason
@@ -296,6 +296,15 @@ def _blamed(present: Sequence[NodeEnd]) -> NodeEnd:
     # A node that ended with a cause of its own before one that only lost its peers.
     failed = [node for node in ended if node.failed] or [node for node in ended if node.bad]
     return max(failed, key=_confidence, default=lost or present[0])
+
+
+def _escalated(blamed: NodeEnd, nodes: Sequence[NodeEnd]) -> Escalated | None:
+    """What the workers of the blamed node ask for, or those of another who know more."""
+    asked = blamed.escalated
+    if asked is None or asked.knows_failure:
+        return asked
+    others = [node.escalated for node in nodes if node.escalated is not None]
+    return next((other for other in others if other.knows_failure), asked)
 
 
 def _nearest(first: NodeEnd, present: Sequence[NodeEnd]) -> NodeEnd:

@@ -39,6 +39,12 @@ class Escalated:
     passing: bool = False
     hung: int | None = None
 
+    @property
+    def knows_failure(self) -> bool:
+        """A rank that is ended since it waited for a communicator does not: what those say that
+        are left replaces it."""
+        return not self.failed_start or self.failure is not None
+
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Escalated:
         failure = record.get("failure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -12,18 +13,30 @@ from ncclops.restart.exception import TimeoutError  # noqa: A004 - that is its p
 
 T = TypeVar("T")
 
+_MEANWHILE_EVERY_S = 1.0
 
-def run_within(timeout: timedelta, what: str, function: Callable[[], T]) -> T:
+
+def run_within(
+    timeout: timedelta,
+    what: str,
+    function: Callable[[], T],
+    *,
+    meanwhile: Callable[[], object] = int,
+) -> T:
     """The result of ``function()``, called in a separate daemon thread.
 
     Its exception is raised here. Raises ``exception.TimeoutError`` naming ``what`` when it takes
     longer; the thread then goes on by itself, because a call into a driver cannot be ended.
-    Where CUDA is in use the thread works on the caller's current device.
+    Where CUDA is in use the thread works on the caller's current device. ``meanwhile`` is called
+    every second until then, and what it raises ends the wait.
     """
     call = _Call(function, current_cuda_device())
     threading.Thread(target=call.run, name=f"ncclops-{what}", daemon=True).start()
-    if not call.done.wait(timeout.total_seconds()):
-        raise TimeoutError(f"{what} took longer than {timeout.total_seconds():g} s")
+    until = time.monotonic() + timeout.total_seconds()
+    while not call.done.wait(max(0.0, min(_MEANWHILE_EVERY_S, until - time.monotonic()))):
+        if time.monotonic() >= until:
+            raise TimeoutError(f"{what} took longer than {timeout.total_seconds():g} s")
+        meanwhile()
     if call.error is not None:
         raise call.error
     return call.result

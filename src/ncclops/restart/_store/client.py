@@ -83,14 +83,22 @@ class Connection(NamedTuple):
 class StorePath:
     """The way to the store, which all clients of a process share.
 
-    ``connect`` makes another connection to the same store in the same name space. Once one client
-    has connected again in vain the path is ``lost`` to all of them: a thread that still waits for
-    an answer does not wait to the end of its own patience. ``settled``: no client is about to be
-    moved, to the relay of this host.
+    ``connect`` makes another connection to the same store in the same name space, and
+    ``see_that_server_listens`` raises ``ConnectionRefusedError`` where none listens: the server may
+    end while torch connects to it, which then waits for another. Once one client has connected
+    again in vain the path is ``lost`` to all of them: a thread that still waits for an answer does
+    not wait to the end of its own patience. ``settled``: no client is about to be moved, to the
+    relay of this host.
     """
 
-    def __init__(self, connect: Callable[[], Connection], patience: Patience) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        patience: Patience,
+        see_that_server_listens: Callable[[], object] = int,
+    ) -> None:
         self.connect = connect
+        self.see_that_server_listens = see_that_server_listens
         self.patience = patience
         self.lost = False
         self.settled = threading.Event()
@@ -297,7 +305,10 @@ class StoreClient:
         while (left_s := started + self._patience.reconnect_s - time.monotonic()) > 0:
             left = timedelta(seconds=left_s)
             try:
-                self._use(run_within(left, "connecting to the store", path.connect))
+                listens = path.see_that_server_listens
+                self._use(
+                    run_within(left, "connecting to the store", path.connect, meanwhile=listens)
+                )
                 for written in self._unanswered:
                     written(self._store)
             except ConnectionRefusedError:

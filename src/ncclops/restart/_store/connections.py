@@ -43,7 +43,8 @@ Address = tuple[str | None, int]
 _NO_LIMIT_S = -1.0
 # A wait that is to be ended is not held up for longer by the lookup of a name.
 _NAME_WITHIN_S = 1.0
-# A store of the function's own whose server does not answer holds up no restart for longer.
+# A store of the function's own whose server does not answer holds up no restart for longer, and a
+# server that is only looked for no call.
 _SERVER_WITHIN_S = 1.0
 # Functions of torch.
 _MAKERS = frozenset({"_new_process_group_helper", "_reconfigure"})
@@ -142,7 +143,9 @@ class Connections:
         """Of this name space alone: a client of the one before connects again, and moves to the
         relay, in its own, also while this one begins."""
         self._prefix = prefix = f"{self._job}/{self._name}"
-        self._path = StorePath(lambda: self._connect(prefix), self._patience)
+        self._path = StorePath(
+            lambda: self._connect(prefix), self._patience, self._see_that_server_listens
+        )
 
     @property
     def is_inner(self) -> bool:
@@ -282,12 +285,24 @@ class Connections:
         Raises ``ConnectionRefusedError`` where no server listens any more.
         """
         limit_s = self._patience.reconnect_s
-        if self._server is not None:
-            # torch tries for minutes, and pauses for seconds in between
-            host, port = self._server
-            socket.create_connection((self._server_host() or host, port), limit_s).close()
+        self._find_server(limit_s)  # torch tries for minutes, and pauses for seconds in between
         store, sockets = self._make(self._clone, limit_s)
         return _prefixed(prefix, store, sockets)
+
+    def _find_server(self, limit_s: float) -> None:
+        """Raises ``OSError`` where no server is found."""
+        if self._server is not None:
+            host, port = self._server
+            socket.create_connection((self._server_host() or host, port), limit_s).close()
+
+    def _see_that_server_listens(self) -> None:
+        """Raises ``ConnectionRefusedError``; what is slow or out of descriptors may still come."""
+        try:
+            self._find_server(_SERVER_WITHIN_S)
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            pass
 
     def _clone(self) -> Store:
         if self._made is not None:
