@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ncclops.diagnose import diagnose
 from ncclops.diagnose.incident_report import report_incident
-from tests.conftest import CompletedText, run_ncclops
+from tests.conftest import CompletedText, free_port, run_ncclops
 from tests.fakegpu.host import Host
 from tests.fakegpu.place import Place
 from tests.launch.conftest import Run
@@ -255,6 +256,31 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
     assert ("exception", 3) in blames(run)
     assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (2, [])
     assert [run.stdout(rank) for rank in range(4)] == [f"{LOSS} of 4\n"] * 4
+
+
+def test_an_exception_while_the_other_nodes_are_in_nccl_is_told_on_all(
+    launch: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    """Of the node that hosts the store, all ranks have to be ended: those elsewhere still tell."""
+    port = free_port()
+
+    def node(number: int) -> CompletedText:
+        return launch(
+            *("--run-dir", f"node-{number}", "--nnodes", "2", "--node-rank", str(number)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc-per-node", "2"),
+            FAULT="pair:3",
+            CUDA_VISIBLE_DEVICES=f"{2 * number},{2 * number + 1}",
+        )
+
+    with ThreadPoolExecutor(2) as nodes:
+        for done in nodes.map(node, range(2)):
+            assert done.returncode == 0, done.stderr
+            (why,) = [line for line in done.stderr.splitlines() if "attempt 2" in line]
+            assert "waited in NCCL for a communicator that did not come up" in why
+            assert why.endswith("after rank 3: RuntimeError: before the pairs are made")
+    run = Run(tmp_path / "node-1")
+    assert ("exception", 3) in blames(run)
+    assert [run.stdout(rank) for rank in (2, 3)] == [f"{LOSS} of 4\n"] * 2
 
 
 @pytest.mark.parametrize(
