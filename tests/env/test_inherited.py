@@ -45,6 +45,13 @@ def test_what_is_inherited_is_told(setting: str, rule: str) -> None:
     assert told({name: value}) == {setting: rule}
 
 
+def test_both_variables_of_a_combination_are_told() -> None:
+    shell = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    assert told(shell) == dict.fromkeys(
+        ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"), "p2p-and-shm-off"
+    )
+
+
 def test_what_is_harmless_is_not() -> None:
     assert told({"NCCL_DEBUG": "WARN", "NCCL_P2P_NET_CHUNKSIZE": "262144", "NCCL_NET": "gIB"}) == {}
 

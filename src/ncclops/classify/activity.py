@@ -79,6 +79,14 @@ _INIT_BEGUN = re.compile(
     rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
     rb"|ProcessGroupNCCL initializ(?:ed|ation)|NCCL watchdog thread started"
     rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
+    # Servers that load their model: vLLM, SGLang, TensorRT-LLM.
+    rb"|\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]|Load weight end\."
+    rb"|KV Cache is allocated\. #tokens|Load engine takes: \d|\[TensorRT-LLM\]\[INFO\] MPI size: \d"
+    # The head of nccl-tests and rccl-tests, before their first row.
+    rb"|# (?:Collective test starting|nThread \d+ nGpus \d+ minBytes)"
+    # The coordination service of JAX and TensorFlow has its tasks.
+    rb"|has connected to coordination service|[Cc]oordination agent has successfully connected"
+    rb"|Connected to distributed JAX controller"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")

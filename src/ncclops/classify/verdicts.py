@@ -232,10 +232,10 @@ def verdict_without_failure(seen: Observations) -> Classification:
         return unknown_failure
     begun = any(life.begun for life in lives)
     if any(hit.signature.id != _ANY_WARNING for hit in harmless_warnings(seen)):
-        life = "NCCL began to start" if begun else "there is no sign of a running job"
+        life = "the job began to start" if begun else "there is no sign of a running job"
         return _nothing_failed(0.6, f"{life}, and there are only harmless warnings", BENIGN)
     if begun:
-        return _nothing_failed(0.6, "NCCL began to start, and there the log ends")
+        return _nothing_failed(0.6, "the job began to start, and there the log ends")
     return _unknown("no known failure and no sign of a running job")
 
 

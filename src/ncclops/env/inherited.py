@@ -84,7 +84,7 @@ def _left_on(
         for finding in findings
         if finding.rule in told
         for name in finding.names
-        if name not in chosen
+        if name in after and name not in chosen
     }
 
 
