@@ -123,6 +123,18 @@ def test_links_and_broken_records_do_no_harm(
     assert "abcdefg123" not in files["run/events.jsonl"]
 
 
+def test_what_all_ranks_leave_out_is_one_line(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+    for rank in range(3):
+        path = run_dir / "ranks" / str(rank) / "core.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100))
+    (run_dir / "ranks" / "2" / "other.bin").write_bytes(bytes(100))
+    result = ncclops_in_process("bundle", "run")
+    lines = [line.strip() for line in result.stdout.splitlines() if "left out" in line]
+    assert "left out: ranks/*/core.bin (3 files: not text)" in lines
+    assert "left out: ranks/2/other.bin (not text)" in lines
+
+
 def test_what_cannot_be_packed_is_one_line(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     def fails(*arguments: str, words: str) -> None:
         result = ncclops_in_process("bundle", *arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +13,11 @@ from ncclops.cli._options import ForceOption, JsonOption, RunArgument
 from ncclops.cli._output import echo, print_json, stdout_console
 
 if TYPE_CHECKING:
-    from ncclops.bundle.pack import Bundle
+    from ncclops.bundle.pack import Bundle, LeftOut
 
 _MIB = 1 << 20
+# A directory that is a rank's, a node's or an incident's.
+_NUMBER = re.compile(r"(?<=/)[0-9]+(?=/)")
 
 
 def _print_rules(wanted: bool) -> None:
@@ -76,7 +80,16 @@ def _print(packed: Bundle) -> None:
     for file in packed.files:
         if file.cut:
             console.print(f"  cut in the middle: {file.path}", markup=False)
-    for left in packed.left_out:
-        console.print(f"  left out: {left.path} ({left.why})", markup=False)
+    for paths, why in _alike(packed.left_out):
+        console.print(f"  left out: {paths} ({why})", markup=False)
     taken = ", ".join(f"{name} {count}" for name, count in packed.redactions.most_common())
     console.print(f"  secrets taken out: {taken or 'none found'} (rules: ncclops bundle --rules)")
+
+
+def _alike(left_out: Iterable[LeftOut]) -> Iterator[tuple[str, str]]:
+    """What was left out, and why; what differs in numbers alone, as a rule in the rank's, once."""
+    like: dict[tuple[str, str], list[str]] = {}
+    for left in left_out:
+        like.setdefault((_NUMBER.sub("*", left.path), left.why), []).append(left.path)
+    for (pattern, why), paths in like.items():
+        yield (pattern, f"{len(paths)} files: {why}") if len(paths) > 1 else (paths[0], why)
