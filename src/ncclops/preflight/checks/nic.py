@@ -220,8 +220,12 @@ def bond(check: Check, node: Node) -> Iterator[Finding]:
         alike = [m for other, m in found if other.kind == each.kind]
         whole = sum(all(state == "up" for state in m.values()) for m in alike)
         said = f"{some(down)} of {len(members)} members down"
+        if (taken := max(map(len, alike)) - len(members)) and not down:
+            # One that was taken out is not there at all; most of the others have theirs.
+            whole = sum(len(m) > len(members) for m in alike)
+            said = f"{len(members)} members, those of others of its kind {len(members) + taken}"
         mode = each.nic.files.text(f"{each.interfaces()[0]}/master/bonding/mode") or ""
-        if not down:
+        if not down and not taken:
             yield check.ok(each.name, f"{len(members)} members up")
         elif whole > len(alike) // 2 and not mode.startswith(check.words("spare")):
             yield _judged(check, node, each, said)
