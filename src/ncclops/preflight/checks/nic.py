@@ -223,7 +223,9 @@ def bond(check: Check, node: Node) -> Iterator[Finding]:
         if (taken := max(map(len, alike)) - len(members)) and not down:
             # One that was taken out is not there at all; most of the others have theirs.
             whole = sum(len(m) > len(members) for m in alike)
-            said = f"{len(members)} members, those of others of its kind {len(members) + taken}"
+            said = (
+                f"{len(members)} of {len(members) + taken} members, which others of its kind have"
+            )
         mode = each.nic.files.text(f"{each.interfaces()[0]}/master/bonding/mode") or ""
         if not down and not taken:
             yield check.ok(each.name, f"{len(members)} members up")
