@@ -111,7 +111,7 @@ def _one_subnet(machine: Machine, chance: random.Random) -> str:
 
 DEFECTS = (
     *defects.DEFECTS,
-    Defect("4 GiB for all", "host.memory", BOARDS, file(f"{GROUP}/memory.max", str(4 * GIB))),
+    Defect("4 GiB for all", "host.memory", BOARDS, file(f"{GROUP}/memory.max", str(4 * GIB)), WARN),
     Defect("64 GiB for eight", "host.memory", BOARDS, file(f"{GROUP}/memory.high", str(64 * GIB)),
            WARN),
     Defect("32 GiB by version 1", "host.memory", BOARDS, files(V1), WARN),
@@ -136,6 +136,8 @@ DEFECTS = (
     Defect("a split GPU beside whole ones", "gpu.mig", BOARDS, _split(None), WARN),
     Defect("an Xid of a kernel", "gpu.xid", METAL, lambda machine, chance: _logged_xid(machine, 69),
            WARN),
+    Defect("an Xid after which the GPU was reset", "gpu.xid", WITH_GPUS,
+           lambda machine, chance: _logged_xid(machine, 158, 0), WARN),
     Defect("an Xid that asks for a reset of the GPU", "gpu.xid", WITH_GPUS,
            lambda machine, chance: _logged_xid(machine, 158)),
     Defect("another firmware", "nic.firmware", defects.MELLANOX, _other_firmware, WARN),
@@ -147,8 +149,10 @@ DEFECTS = (
 )  # fmt: skip
 
 
-def _logged_xid(machine: Machine, code: int) -> str:
+def _logged_xid(machine: Machine, code: int, action: int | None = None) -> str:
+    """On the first GPU, of which NVML says what it needs now: ``action``."""
     gpu = machine.gpus[0]
+    gpu["recovery_action"] = action
     text = f"NVRM: Xid (PCI:{gpu['pci'].removesuffix('.0')}): {code}, pid=1, name=python, x"
     machine.log = [*(machine.log or []), (600.0, text)]
     return f"GPU {gpu['index']}"

@@ -190,14 +190,12 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
         if has_gpus:
             yield check.unknown(HOST, "the kernel log cannot be read")
         return
-    codes, mild, newest_s = (
-        check.numbers("codes"),
-        check.numbers("mild"),
-        check.limit("hours") * 3600,
-    )
-    seen: dict[str, list[str]] = defaultdict(list)
-    old: dict[str, list[str]] = defaultdict(list)
+    codes, mild, reset = map(check.numbers, ("codes", "mild", "reset"))
+    newest_s = check.limit("hours") * 3600
+    seen, old = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     asked: dict[str, tuple[str, float | None]] = {}
+    # Where NVML says what the driver wants now, that counts.
+    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
 
     def note(place: str, what: str, age_s: float | None, *, grave: bool = True) -> None:
         if age_s is None:
@@ -212,16 +210,14 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
             wants = f"Xid 154, {asks[2]}" if int(asks[1], 16) else ""
             asked[_by_pci(node, match[1])] = wants, line.age_s
         elif match and (code := int(match[2])) in codes | mild:
-            grave = code in codes and not _NONFATAL.search(line.text)
-            what = f"Xid {code}" if grave else f"Xid {code}, nonfatal"
-            note(_by_pci(node, match[1]), what, line.age_s, grave=grave)
+            place, nonfatal = _by_pci(node, match[1]), bool(_NONFATAL.search(line.text))
+            grave = not nonfatal and code in codes - (reset if place in known else frozenset())
+            note(place, f"Xid {code}{', nonfatal' * nonfatal}", line.age_s, grave=grave)
         elif switch:
             note(f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal", line.age_s)
         elif match is None and (told := _WITHOUT_XID.search(line.text)):
             address = _PCI.search(line.text)
             note(_by_pci(node, address[0] if address else ""), told[0], line.age_s)
-    # Where NVML says what the driver wants now, that counts.
-    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
     for place, (wants, age_s) in asked.items():
         if wants and place not in known:
             note(place, wants, age_s)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
-from ncclops.preflight.checks.look import HOST, Rule, in_container
+from ncclops.preflight.checks.look import HOST, Rule, has_capability, in_container
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Node
+
+_SYS_ADMIN = 21  # of linux/capability.h; a container that has it may load modules of the host
 
 
 def uvm(check: Check, node: Node) -> Iterator[Finding]:
@@ -19,7 +21,7 @@ def uvm(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "the driver's device files are not to be seen")
     elif "dev/nvidia-uvm" in files:
         yield check.ok(HOST, "/dev/nvidia-uvm")
-    elif in_container(files):
+    elif in_container(files) and not has_capability(files, _SYS_ADMIN):
         yield check.bad(HOST, "/dev/nvidia-uvm is not in this container", "container")
     elif "usr/bin/nvidia-modprobe" in files:
         yield check.ok(HOST, "none yet: nvidia-modprobe makes it when CUDA starts")

@@ -33,14 +33,10 @@ def memory(check: Check, node: Node) -> Iterator[Finding]:
     if limits:
         most, path = min(limits)
         said = f"{size(most)} of {size(total)}{whose}: /{path}"
-        if most < check.limit("least_bytes") * ranks:
-            yield check.bad(HOST, said)
-        elif most < check.limit("bytes") * ranks and node.gpus:
-            yield check.warn(HOST, said)
-        else:
-            yield check.ok(HOST, said)
+        is_small = most < check.limit("bytes") * ranks and node.gpus
+        yield check.bad(HOST, said) if is_small else check.ok(HOST, said)
     elif 0 < free < min(check.limit("share") * total, check.limit("bytes") * ranks):
-        yield check.warn(HOST, f"{size(free)} of {size(total)} left{whose}", "left")
+        yield check.bad(HOST, f"{size(free)} of {size(total)} left{whose}", "left")
     else:
         yield check.ok(HOST, f"{size(total)}, no limit")
 
