@@ -60,6 +60,12 @@ def _no_uvm(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _no_uvm_in_docker(machine: Machine, chance: random.Random) -> str:
+    status = machine.files["proc/self/status"]
+    machine.files["proc/self/status"] = status.replace("000001ffffffffff", "00000000a80425fb")
+    return _no_uvm(machine, chance)
+
+
 def _split(gpus: int | None) -> Callable[[Machine, random.Random], str]:
     """One GPU of eight has instances; the lane needs ``gpus``."""
 
@@ -130,8 +136,8 @@ DEFECTS = (
     Defect("pages that move", "host.numa-balancing", ("pcie",), _on_grace, WARN),
     *(Defect(name, "host.kernel-log", METAL, logged(text), WARN) for name, text in LOGGED.items()),
     Defect("no device for CUDA in a container", "gpu.uvm", ("container-v1", "container-v2"),
-           _no_uvm),
-    Defect("no device for CUDA", "gpu.uvm", METAL, _no_uvm, WARN),
+           _no_uvm_in_docker),
+    Defect("no device for CUDA", "gpu.uvm", (*METAL, "container-v2"), _no_uvm, WARN),
     Defect("a split GPU of eight", "gpu.mig", BOARDS, _split(8)),
     Defect("a split GPU beside whole ones", "gpu.mig", BOARDS, _split(None), WARN),
     Defect("an Xid of a kernel", "gpu.xid", METAL, lambda machine, chance: _logged_xid(machine, 69),
