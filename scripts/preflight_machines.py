@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ncclops.preflight.machine.reading import read_node
 from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
-from tests.preflight.defects import DEFECTS
 from tests.preflight.machines import KINDS, Machine, make
+from tests.preflight.more_defects import DEFECTS
 from tests.preflight.real_machines import MACHINES
 
 GRAVE = (Status.FAIL, Status.WARN)

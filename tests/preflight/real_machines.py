@@ -346,6 +346,36 @@ def part_of_a_node(chance: random.Random) -> Machine:
     return machine
 
 
+def after_jobs_with_bugs(chance: random.Random) -> Machine:
+    """What NVIDIA's Xid catalogue has the application restarted for, or nothing done about."""
+    machine = _of("hgx-roce", chance)
+    pci = machine.gpus[2]["pci"].removesuffix(".0")
+    machine.log = [
+        (300.0, f"NVRM: Xid (PCI:{pci}): {code}, pid=77, name=python, Ch 00000008")
+        for code in (13, 31, 43, 45, 63, 68, 69, 80, 92, 94, 137)
+    ]
+    return machine
+
+
+def rails_without_ipv4(chance: random.Random) -> Machine:
+    """Each port has an address of IPv6, in a subnet of its own."""
+    machine = _of("hgx-roce", chance)
+    for index in range(8):
+        gid = f"sys/class/infiniband/mlx5_{index}/ports/1/gids/3"
+        machine.files[gid] = f"fd00:{index:04x}:0000:0000:0000:0000:0000:000c"
+    machine.files["proc/net/route"] = "Iface\tDestination\tGateway\tFlags"
+    return machine
+
+
+def an_eighth_of_a_node(chance: random.Random) -> Machine:
+    """A Slurm job with one of eight GPUs, and as much of memory and processors."""
+    machine = part_of_a_node(chance)
+    machine.gpus = machine.gpus[:1]
+    group = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_812"
+    machine.files |= {f"{group}/memory.max": str(60 * GIB), f"{group}/cpu.max": "800000 100000"}
+    return machine
+
+
 def job_beside_a_broken_gpu(chance: random.Random) -> Machine:
     """As ``part_of_a_node``; a GPU of another job's has an error."""
     machine = part_of_a_node(chance)
@@ -404,6 +434,9 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         slots_of_a_desktop,
         adapters_in_two_slots,
         root_in_a_container,
+        after_jobs_with_bugs,
+        rails_without_ipv4,
+        an_eighth_of_a_node,
         job_beside_a_broken_gpu,
         hgx_b200,
         lanes_of_a_virtual_machine,

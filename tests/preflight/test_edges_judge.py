@@ -243,6 +243,34 @@ def test_a_host_that_loses_few_packets_is_named_though_not_every_edge_shows_it()
     ]
 
 
+@pytest.mark.parametrize(("n", "bad"), [(6, (1, 4)), (8, (1, 4, 6)), (5, (0, 2))])
+def test_each_of_few_hosts_that_lose_packets_is_named(n: int, bad: tuple[int, ...]) -> None:
+    """They show on more than half of all edges; those between the others are quiet."""
+    mine = [edge for edge in edges_between(range(n), range(n)) if {*bad} & {*edge}]
+    lossy = {edge: passing(edge[1], 18) for edge in mine}
+    causes = judged(map(host, range(n)), lossy).causes
+    assert {(c.kind, c.severity, c.shape, c.hosts) for c in causes} == {
+        ("loss", "FAIL", "host", (each,)) for each in bad
+    }
+    # One edge of one of them does not show it: named, and not convicted.
+    del lossy[bad[0], 3]
+    causes = judged(map(host, range(n)), lossy).causes
+    assert {(c.shape, c.a, c.hosts) for c in causes} == {
+        ("host", (each,), () if each == bad[0] else (each,)) for each in bad
+    }
+
+
+def test_losses_that_leave_no_host_out_are_no_few_hosts_own() -> None:
+    """Between two subnets, of which one has two hosts; and on some edges of all hosts."""
+    subnets = [host(number, net=int(number > 3)) for number in range(N)]
+    across = edges_between(range(4), (4, 5)) | edges_between((4, 5), range(4))
+    (cause,) = judged(subnets, {edge: passing(edge[1], 18) for edge in across}).causes
+    assert (cause.kind, cause.shape, cause.hosts) == ("loss", "group", ())
+    rings = {(a, (a + k) % N): passing((a + k) % N, 18) for a in range(N) for k in (1, 2)}
+    (cause,) = judged(map(host, range(N)), rings).causes
+    assert (cause.shape, cause.hosts) == ("everything", ())
+
+
 def test_a_queue_that_is_full_on_one_edge_and_loses_packets_on_the_others_is_the_hosts() -> None:
     lossy = {(3, dst): passing(dst, 20) for dst in (0, 1, 2, 4)}
     lossy[3, 5] = msgspec.structs.replace(passing(5, 0), out_s=5.0, in_s=0.002)

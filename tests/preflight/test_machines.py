@@ -15,8 +15,8 @@ from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.checks.counted import over
 from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
-from tests.preflight.defects import DEFECTS
 from tests.preflight.machines import KINDS, make
+from tests.preflight.more_defects import DEFECTS
 from tests.preflight.planting import Defect
 from tests.preflight.real_machines import MACHINES
 

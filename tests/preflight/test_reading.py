@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.preflight.machine import files, nic_reader
+from ncclops.preflight.machine import files, host_reader, nic_reader
 from ncclops.preflight.machine.kernel_log_reader import read_log
 from ncclops.preflight.machine.reading import read_node
 from ncclops.preflight.model import Status
@@ -93,6 +93,45 @@ def test_pipes_and_devices_in_a_tree_hold_nobody_up(tmp_path: Path) -> None:
     assert report.of(Status.FAIL) == []
     unknown = {each.check for each in report.of(Status.CANNOT_TELL)}
     assert {"host.memlock", "host.nofile", "host.hugepages", "host.file-max"} <= unknown
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "written"),
+    [
+        ("0::/a/b", ["a/memory.max", "a/b/cpu.max", "memory.high", "pids.max"]),
+        (
+            "9:memory:/a/b\n4:cpu,cpuacct:/a\n2:pids:/a\n1:name=systemd:/c\n0::/c",
+            ["memory/a/memory.limit_in_bytes", "cpu/a/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us",
+             "pids/a/pids.max", "c/memory.max"],
+        ),
+    ],
+    ids=["v2", "v1"],
+)  # fmt: skip
+def test_limits_of_control_groups_are_read_from_ours_upwards(
+    cgroup: str, written: list[str], tmp_path: Path
+) -> None:
+    for name in (*written, "other/memory.max", "pids/c/pids.max"):
+        place = tmp_path / "sys/fs/cgroup" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("4096\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/nvidia-modprobe").write_bytes(b"\x7fELF")
+    read = host_reader.read_host(tmp_path).files
+    assert dict(read.matching(r"sys/fs/cgroup/.*")) == {
+        f"sys/fs/cgroup/{name}": "4096" for name in written
+    }
+    assert "usr/bin/nvidia-modprobe" in read
+
+
+def test_partitions_of_a_port_are_read(tmp_path: Path) -> None:
+    top = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/pkeys"
+    top.mkdir(parents=True)
+    for number in (0, 9, 10, 127):
+        (top / str(number)).write_text("0x7fff\n")
+    read = nic_reader.read_device(tmp_path, "mlx5_0")
+    assert read.names("sys/class/infiniband/mlx5_0/ports/1/pkeys") == ["0", "9"]
 
 
 def test_the_bond_above_a_port_is_read_as_the_kernel_links_it(tmp_path: Path) -> None:

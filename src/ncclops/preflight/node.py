@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ncclops.preflight.catalogue import catalogue
-from ncclops.preflight.checks import collective, gpu, host, nic, software
+from ncclops.preflight.checks import collective, gpu, gpu_use, host, nic, rails, room, software
 from ncclops.preflight.checks.look import Rule
 from ncclops.preflight.machine import commands, reading
 from ncclops.preflight.machine.collective import measure
@@ -24,8 +24,11 @@ _MOST_GID_INDEX = 65_535
 
 RULES: Mapping[str, Rule] = {
     **host.RULES,
+    **room.RULES,
     **gpu.RULES,
+    **gpu_use.RULES,
     **nic.RULES,
+    **rails.RULES,
     **software.RULES,
     **collective.RULES,
 }

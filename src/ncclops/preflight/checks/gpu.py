@@ -190,10 +190,12 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
         if has_gpus:
             yield check.unknown(HOST, "the kernel log cannot be read")
         return
-    codes, newest_s = check.numbers("codes"), check.limit("hours") * 3600
-    seen: dict[str, list[str]] = defaultdict(list)
-    old: dict[str, list[str]] = defaultdict(list)
+    codes, mild, reset = map(check.numbers, ("codes", "mild", "reset"))
+    newest_s = check.limit("hours") * 3600
+    seen, old = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     asked: dict[str, tuple[str, float | None]] = {}
+    # Where NVML says what the driver wants now, that counts.
+    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
 
     def note(place: str, what: str, age_s: float | None, *, grave: bool = True) -> None:
         if age_s is None:
@@ -207,17 +209,15 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
         if match and (asks := _ASKS.search(line.text)):
             wants = f"Xid 154, {asks[2]}" if int(asks[1], 16) else ""
             asked[_by_pci(node, match[1])] = wants, line.age_s
-        elif match and int(match[2]) in codes:
-            grave = not _NONFATAL.search(line.text)
-            what = f"Xid {match[2]}" if grave else f"Xid {match[2]}, nonfatal"
-            note(_by_pci(node, match[1]), what, line.age_s, grave=grave)
+        elif match and (code := int(match[2])) in codes | mild:
+            place, nonfatal = _by_pci(node, match[1]), bool(_NONFATAL.search(line.text))
+            grave = not nonfatal and code in codes - (reset if place in known else frozenset())
+            note(place, f"Xid {code}{', nonfatal' * nonfatal}", line.age_s, grave=grave)
         elif switch:
             note(f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal", line.age_s)
         elif match is None and (told := _WITHOUT_XID.search(line.text)):
             address = _PCI.search(line.text)
             note(_by_pci(node, address[0] if address else ""), told[0], line.age_s)
-    # Where NVML says what the driver wants now, that counts.
-    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
     for place, (wants, age_s) in asked.items():
         if wants and place not in known:
             note(place, wants, age_s)
@@ -426,7 +426,7 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     for line in node.log.lines:
         if (match := _NARROW.search(line.text)) and int(match[2]) < int(match[3]):
             narrow[match[1]] = f"x{match[2]} of x{match[3]} by the kernel log"
-    boards = tuple(check.words("boards"))
+    boards, on_chip = check.words("boards"), "|".join(check.words("on_chip"))
     for gpu in _answering(node):
         width, most = gpu.pcie_width, gpu.pcie_width_max
         alike = [o.pcie_width or 0 for o in _answering(node) if o.name == gpu.name]
@@ -436,8 +436,8 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
             is_odd = wider >= max(_SLOTS, _SLOT_SHARE * len(alike))
             if is_odd or any(re.search(name, gpu.name or "") for name in boards):
                 yield check.bad(_name(gpu), said)
-            elif not wider and is_virtual(node.files):  # as Amazon's g5 shows all of them
-                yield check.unknown(_name(gpu), f"{said}, as a virtual machine shows it")
+            elif not wider and (is_virtual(node.files) or re.search(on_chip, gpu.name or "")):
+                yield check.unknown(_name(gpu), f"{said}, as all of its model here show")
             else:  # a slot, or two that share the lanes of one
                 yield check.warn(_name(gpu), f"{said}; perhaps its slot has no more")
         elif gpu.pci in narrow and not is_virtual(node.files):

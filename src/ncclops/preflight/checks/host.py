@@ -391,7 +391,12 @@ def peer_memory(check: Check, node: Node) -> Iterator[Finding]:
     if loaded:
         yield check.ok(HOST, "nvidia_peermem is loaded")
     elif driver is not None and "Open Kernel Module" in driver:
-        yield check.ok(HOST, "the open kernel modules, with DMA-BUF")
+        kernel = files.text("proc/sys/kernel/osrelease") or ""
+        if kernel and release(kernel) < release(str(check.limits["kernel"])):
+            # Distributions have taken DMA-BUF into older ones.
+            yield check.unknown(HOST, f"the open kernel modules, and Linux {kernel}")
+        else:
+            yield check.ok(HOST, "the open kernel modules, with DMA-BUF")
     elif driver is None or files.text("proc/modules") is None:
         yield check.unknown(HOST, "the host's modules are not to be seen")
     else:

@@ -216,12 +216,18 @@ def bond(check: Check, node: Node) -> Iterator[Finding]:
     """The interfaces below a port's bond, where it has one."""
     found = [(each, members) for each in used(node) if (members := each.bond_members())]
     for each, members in found:
-        down = sorted(name for name, state in members.items() if state != "up")
+        down = sorted(name for name, state in members.items() if state not in ("up", "?"))
         alike = [m for other, m in found if other.kind == each.kind]
-        whole = sum(all(state == "up" for state in m.values()) for m in alike)
+        whole = sum(all(state in ("up", "?") for state in m.values()) for m in alike)
         said = f"{some(down)} of {len(members)} members down"
+        if (taken := max(map(len, alike)) - len(members)) and not down:
+            # One that was taken out is not there at all; most of the others have theirs.
+            whole = sum(len(m) > len(members) for m in alike)
+            said = (
+                f"{len(members)} of {len(members) + taken} members, which others of its kind have"
+            )
         mode = each.nic.files.text(f"{each.interfaces()[0]}/master/bonding/mode") or ""
-        if not down:
+        if not down and not taken:
             yield check.ok(each.name, f"{len(members)} members up")
         elif whole > len(alike) // 2 and not mode.startswith(check.words("spare")):
             yield _judged(check, node, each, said)

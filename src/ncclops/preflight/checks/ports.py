@@ -17,6 +17,7 @@ from ncclops.whole_numbers import whole_number
 
 _IFF_UP = 1  # linux/if.h
 _LINK_LOCAL_GID = "fe80:"
+_UNREAD = "?"
 EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -146,13 +147,16 @@ class Port:
         return found
 
     def bond_members(self) -> dict[str, str]:
-        """The interfaces below the bond of its interface, with what the bond says of them."""
+        """The interfaces below the bond of its interface, with what the bond says of them.
+
+        ``?`` of one that cannot be read: it is there, and nothing is known of it.
+        """
         members = dict[str, str]()
         for interface in self.interfaces()[:1]:
             for name in self.nic.files.names(f"{interface}/master"):
                 place = f"{interface}/master/{name}/bonding_slave/mii_status"
-                if name.startswith("lower_") and (state := self.nic.files.text(place)):
-                    members[name.removeprefix("lower_")] = state
+                if name.startswith("lower_"):
+                    members[name.removeprefix("lower_")] = self.nic.files.text(place) or _UNREAD
         return members
 
     def width(self, name: str) -> int | None:

@@ -44,6 +44,8 @@ def losses_of(
     ``doubtful`` edges count beside a host that does, ``lost`` ones say nothing.
     """
     losing, claims = _losing(found, doubtful), list[Claim]()
+    if few := _of_few_hosts(live, losing, lost, groups):
+        return few
     for by, first, second in _wide(live, groups):
         if len(losing) < _WIDE * len(first) * (len(second) - 1):
             continue  # however they lie; thousands of hosts have millions of edges
@@ -58,6 +60,50 @@ def losses_of(
         losing -= hits
     rest = explain(live, losing, lambda edge: edge in lost or edge in found.flaky, groups)
     return _of_one_host(live, _both_ways([*claims, *rest]), lost, groups)
+
+
+def _of_few_hosts(
+    live: Sequence[int], losing: set[Edge], lost: set[Edge], groups: Groups
+) -> list[Claim]:
+    """Each of two hosts or more, fewer than half, where all edges that show losses are theirs.
+
+    Each has to show it towards at least half of the others, and towards some in every group; among
+    the others all that is known is quiet. Nothing where that is not so: it may be everywhere, then,
+    or between groups.
+    """
+    few = list[int]()
+    left = set(losing)
+    while left and len(few) <= len(live) // 2:
+        touched = Counter(end for edge in left for end in edge)
+        few.append(max(sorted(touched), key=lambda each: touched[each]))
+        left = {edge for edge in left if few[-1] not in edge}
+    others = {*live} - {*few}
+    if not 2 <= len(few) < len(others) or not _is_known(others, lost):
+        return []
+    claims = list[Claim]()
+    for host in few:
+        own = {edge for edge in losing if host in edge}
+        ends = {end for edge in own for end in edge}
+        members = [{*each} - {host} for named in groups.values() for each in named.values()]
+        is_everywhere = all(ends & each for each in members if each)
+        if 2 * len(ends & others) < len(others) or not is_everywhere:
+            return []
+        towards = [edge for edge in own if others.intersection(edge)]
+        shape, places = next(
+            (shape, places)
+            for shape, places in _PLACES
+            if all(host in (edge[place] for place in places) for edge in towards)
+        )
+        asked = {(host, n)[:: 1 - 2 * place] for n in others for place in places}
+        explained = frozenset(own - {edge for each in claims for edge in each.explained})
+        claims.append(Claim(shape, (host,), in_part=bool(asked - own - lost), explained=explained))
+    return claims
+
+
+def _is_known(hosts: set[int], lost: set[Edge]) -> bool:
+    """Whether most edges between ``hosts`` have been looked at, and there are some."""
+    edges = schedule.edges_between(sorted(hosts), sorted(hosts))
+    return len(hosts) > _OTHERS and 2 * len(edges & lost) < len(edges)
 
 
 def _of_one_host(

@@ -229,6 +229,9 @@ class Rounds:
             async with self._connections:
                 port = edge.sources.get(slot, 0)
                 found = await self._probe(edge.dst, slot, FIRST, source_port=port)
+                if found.how == "own":
+                    # The kernel keeps a local port back for a minute once a connection has stood.
+                    found = await self._probe(edge.dst, slot, FIRST)
             if found.how is None:
                 edge.lost += 1
                 del edge.failed[slot]
@@ -241,12 +244,16 @@ class Rounds:
             unsure = [slot for slot in unsure if slot in edge.failed]
 
     async def _fails_again(self, edge: _Edge) -> set[int]:
-        """Of what failed in the first round, the slots that still do from the same local ports."""
+        """Of what failed in the first round, the slots that still do from the same local ports.
+
+        A local port that cannot be had again says nothing: the kernel keeps it back for a minute
+        where the connection stood after all, as where this host itself did not run for some time.
+        """
         before = self._lost.get(edge.dst, {})
 
         async def again(slot: int, port: int) -> bool:
-            tries = [await self._passes(edge, slot, port) for _ in range(_REPEATS)]
-            return not any(tries)
+            tries = [await self._from(edge, slot, port) for _ in range(_REPEATS)]
+            return all(how in LOST for how in tries)
 
         failed = await asyncio.gather(*(again(slot, port) for slot, port in before.items()))
         return {slot for slot, fails in zip(before, failed, strict=True) if fails}
@@ -270,9 +277,12 @@ class Rounds:
         return {slot: slot in found for slot in unsure}
 
     async def _passes(self, edge: _Edge, slot: int, source_port: int) -> bool:
+        how = await self._from(edge, slot, source_port)
+        return how != "own" and how not in LOST
+
+    async def _from(self, edge: _Edge, slot: int, source_port: int) -> How | None:
         async with self._connections:
-            found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
-        return found.how != "own" and found.how not in LOST
+            return (await self._probe(edge.dst, slot, FIRST, source_port=source_port)).how
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
         async def one(slot: int) -> None:

@@ -22,6 +22,9 @@ _PATTERNS = (
     "proc/sys/fs/file-max", "proc/sys/fs/file-nr",
     "proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max", "proc/sys/kernel/hostname",
     "proc/sys/kernel/random/boot_id", "proc/sys/kernel/osrelease",
+    "proc/sys/kernel/numa_balancing", "proc/sys/net/ipv4/ip_local_port_range", "proc/net/route",
+    "proc/sys/net/ipv4/conf/*/arp_ignore", "proc/sys/net/netfilter/nf_conntrack_count",
+    "proc/sys/net/netfilter/nf_conntrack_max",
     "proc/driver/nvidia/version", "proc/driver/nvidia/gpus/*/information",
     "proc/driver/nvidia-nvswitch/devices/*",
     "etc/hostname", "etc/hosts", "etc/os-release",
@@ -42,6 +45,14 @@ _PATTERNS = (
 )  # fmt: skip
 # Of the machine's processors one is enough; nodes have hundreds.
 _CPUINFO_BYTES = 4096
+_MODPROBE = "usr/bin/nvidia-modprobe"
+# Limits of control groups that jobs run into, by controller: of version 1, and those of version 2.
+_GROUPS = {
+    "pids": ("pids.max", "pids.current"),
+    "memory": ("memory.limit_in_bytes",),
+    "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    "": ("pids.max", "pids.current", "memory.max", "memory.high", "cpu.max"),
+}
 _SELECTED = re.compile(r"nvidia-fabricmanager.*|nvlsm.*|nvidia-imex.*")
 _NAME_FILES = ("proc/sys/kernel/hostname", "etc/hostname")
 _STA_UNSYNC = 0x40  # of adjtimex(2)
@@ -54,7 +65,9 @@ def read_host(root: Path) -> Host:
     """The host below ``root``."""
     found = files.read(root, _PATTERNS)
     found["proc/cpuinfo"] = files.read_text(root, "proc/cpuinfo", _CPUINFO_BYTES)
-    found |= files.read(root, _pids_files(found.get("proc/self/cgroup") or ""))
+    found |= files.read(root, _group_files(found.get("proc/self/cgroup") or ""))
+    if os.path.lexists(root / _MODPROBE):  # a program, whose text says nothing
+        found[_MODPROBE] = None
     found |= _package_versions(root)
     real = root == Path("/")
     segments = [name for name in found if name.startswith("dev/shm/nccl-")]
@@ -110,20 +123,21 @@ def read_name(root: Path) -> Name:
     return Name(host=host, addresses=tuple(known) or None)
 
 
-def _pids_files(cgroup: str) -> list[str]:
-    """Where a limit on processes may stand, of version 1 and 2, from our own group upwards."""
+def _group_files(cgroup: str) -> list[str]:
+    """Where limits on a job may stand, of version 1 and 2, from our own group upwards."""
     wanted = []
     for line in cgroup.splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        top = "sys/fs/cgroup/pids" if "pids" in controllers.split(",") else "sys/fs/cgroup"
-        if number != "0" and not top.endswith("pids"):
-            continue
-        while True:
-            place = f"{top}/{path.strip('/')}".rstrip("/")
-            wanted += [f"{place}/pids.max", f"{place}/pids.current"]
-            if not path.strip("/"):
-                break
-            path = path.rpartition("/")[0]
+        number, controllers, own = [*line.split(":", 2), "", ""][:3]
+        for controller in controllers.split(","):
+            if controller not in _GROUPS or bool(controller) == (number == "0"):
+                continue
+            path = own.strip("/")
+            while True:
+                place = "/".join(filter(None, ("sys/fs/cgroup", controller, path)))
+                wanted += [f"{place}/{name}" for name in _GROUPS[controller]]
+                if not path:
+                    break
+                path = path.rpartition("/")[0]
     return [name for name in wanted if not set(name) & set("*?[")]
 
 

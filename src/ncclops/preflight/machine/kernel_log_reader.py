@@ -23,7 +23,8 @@ from ncclops.record.regular_file import open_regular
 
 _WANTED = re.compile(
     r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
-    r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than"
+    r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than|Machine Check|NETDEV WATCHDOG"
+    r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error|nvme|nf_conntrack"
 )
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20

@@ -28,7 +28,7 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
             *(f"{top}/{name}" for name in ("node_type", "hca_type", "board_id", "fw_ver")),
             *(
                 f"{top}/ports/*/{name}"
-                for name in ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
+                for name in ("state", "phys_state", "rate", "link_layer", "pkeys/?")
             ),
             *(
                 f"{top}/device/{name}"

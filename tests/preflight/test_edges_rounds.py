@@ -1,0 +1,79 @@
+"""What both rounds make of an edge, on a network that a function stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from ncclops.preflight.edges.model import How, Outcome, Plan
+from ncclops.preflight.edges.probe import Probe
+from ncclops.preflight.edges.rounds import Network, Rounds
+from tests.preflight.test_edges_judge import host
+
+# Whether a port of the other host answers to a local port (0: the kernel's choice), at each try.
+Answers = Callable[[int, int, int], How | None]
+BAD = 38_000
+LOCAL = 51_200
+
+
+def both_rounds(answers: Answers) -> tuple[Outcome, Outcome]:
+    """What host 0 of two sees."""
+    plan = Plan(hosts=(host(0), host(1)))
+    tried: dict[int, int] = {}
+
+    async def probe(address: str, port: int, *, source_port: int = 0, **_: object) -> Probe:
+        tried[port] = tried.get(port, 0) + 1
+        how = answers(port, source_port, tried[port])
+        local = source_port or (LOCAL if port == BAD and tried[port] == 1 else 40_000 + tried[port])
+        return Probe(
+            how=how,
+            uid="" if how else plan.hosts[1].uid,
+            rtt_ms=0.2,
+            source_port=local,
+            out_s=0.001,
+            in_s=0.001,
+        )
+
+    async def run() -> tuple[Outcome, Outcome]:
+        network = Network(probe=probe, neighbours=dict, source_towards=lambda _: "10.0.0.1")
+        rounds = Rounds(plan, 0, network)
+        return await rounds.first(5.0), await rounds.second([1], 5.0)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["timeout", "silent"])
+def test_a_local_port_that_cannot_be_had_again_blocks_nothing(how: How) -> None:
+    """The connection stood, though this host did not see it in time; then all ports pass."""
+
+    def answers(port: int, source_port: int, tries: int) -> How | None:
+        if port != BAD:
+            return None
+        return how if tries == 1 else "own" if source_port == LOCAL else None
+
+    first, second = both_rounds(answers)
+    assert list(first.seen[0].failed.values()) == [how]
+    assert second.seen[0].failed == {}
+
+
+def test_what_fails_twice_and_passes_from_another_local_port_was_lost() -> None:
+    """The second time, too, it is the connection that has taken its local port along."""
+
+    def answers(port: int, source_port: int, tries: int) -> How | None:
+        if port != BAD:
+            return None
+        return "silent" if tries <= 2 else "own" if source_port else None
+
+    _, second = both_rounds(answers)
+    assert (second.seen[0].failed, second.seen[0].lost) == ({}, 1)
+
+
+def test_what_fails_from_one_local_port_again_and_again_is_a_rule() -> None:
+    def answers(port: int, source_port: int, tries: int) -> How | None:
+        return "timeout" if port == BAD and (tries == 1 or source_port == LOCAL) else None
+
+    _, second = both_rounds(answers)
+    assert list(second.seen[0].failed.values()) == ["timeout"]
+    assert second.seen[0].by_source
