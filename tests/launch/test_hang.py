@@ -75,10 +75,9 @@ def train(
         fault: str, restart: str = "in-process", rank: int = 1, at: int = 6
     ) -> tuple[CompletedText, Run]:
         options = ("--profile", impatient, "--nproc-per-node", "2", "--restart", restart)
-        options += ("--warm-start",)
         source = TRAINING.replace("FAULT", fault).replace("VICTIM", str(rank))
-        done = ncclops("launch", *options, script(IN_SCRIPT + source.replace("AT", str(at))))
-        return done, only_run()
+        path = script(IN_SCRIPT + source.replace("AT", str(at)))
+        return ncclops("launch", *options, "--warm-start", path), only_run()
 
     return run
 

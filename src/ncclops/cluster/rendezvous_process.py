@@ -168,7 +168,8 @@ def main(arguments: list[str]) -> None:
             load_part_of_torch()
         except Exception:
             log.exception("torch's rendezvous needs more of this torch: all of it is imported")
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "all"])
+            module = "ncclops.cluster.rendezvous_process"
+            os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments, "all"])
     agent = socket.socket(fileno=fd)
     try:
         process = RendezvousProcess(config, agent)
