@@ -38,11 +38,12 @@ REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
 LIMIT_S = 120
 
-# How long an example takes is the machine's affair, and no property of the code.
+# How long an example takes is the machine's affair, and no property of the code. Each run draws
+# other examples.
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "gate", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("any machine")
+settings.register_profile("extended", settings.get_profile("gate"), max_examples=200)
 
 # A shell that runs the suite in the background has it ignore these; the programs under test would
 # inherit that, and leave a Ctrl-C alone as they should then.
@@ -51,6 +52,11 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
 
 CompletedText = subprocess.CompletedProcess[str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are imported: what they say of their own examples is added to it."""
+    settings.load_profile("extended" if config.getoption("--extended") else "gate")
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:

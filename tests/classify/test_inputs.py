@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ncclops.classify import classify_paths, inputs, load_signatures
+from ncclops.classify import classify_paths, inputs
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
+from tests.classify.shipped import LOADED
 from tests.conftest import CompletedText
 from tests.record.deep_tree import deep_tree
 
-LOADED = load_signatures()
 CAUSE = "RuntimeError: CUDA error: an illegal memory access was encountered"
 LOG = (
     "\n".join(f"step {i} loss 2.0 tok/s 5" for i in range(50)) + f"\n[rank2]: {CAUSE}\n"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.classify import Report, Scanner, SignatureSet, classify_bytes, load_signatures
+from ncclops.classify import Report, Scanner, SignatureSet, classify_bytes
 from ncclops.classify.matcher import build_matcher, plain_matcher, stdlib_matcher
+from tests.classify.shipped import LOADED
 
-LOADED = load_signatures()
 CAUSE = b"[rank3]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 FILLER = b"step %d loss 1.25 tokens/s 1200\n"
 

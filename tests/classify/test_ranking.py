@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.classify import Report, Scanner, classify_bytes, classify_paths, load_signatures
-
-LOADED = load_signatures()
+from ncclops.classify import Report, Scanner, classify_bytes, classify_paths
+from tests.classify.shipped import LOADED
 
 
 def watchdog(rank: int, minute: int, second: int = 0) -> str:

@@ -11,9 +11,9 @@ from ncclops.classify import classify_bytes, load_signatures
 from ncclops.classify.loader import parse_signatures
 from ncclops.classify.model import FAILURE_CLASSES, Signature
 from ncclops.errors import UsageError
+from tests.classify.shipped import LOADED
 from tests.conftest import CompletedText
 
-LOADED = load_signatures()
 SHIPPED = Path("src/ncclops/classify/signatures")
 
 

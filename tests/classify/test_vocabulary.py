@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.classify import classify_bytes, load_signatures
+from ncclops.classify import classify_bytes
 from ncclops.classify.xids import catalogue
+from tests.classify.shipped import LOADED
 
-LOADED = load_signatures()
 TABLE = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
 LOGS = [(entry["text"], entry["class"]) for entry in TABLE["log"]]
 HARMLESS = [entry["text"] for entry in TABLE["harmless"]]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from ncclops.cluster import store_values
+from ncclops.cluster import messages, store_values
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.records import RefusedRecord
 from ncclops.cluster.rendezvous_backends import TorchBackend
@@ -22,8 +26,22 @@ from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.shared_log import SharedLog
 from ncclops.cluster.store_values import JobClaim, NodeFacts
+from tests.conftest import clean_environ
 
 LIMIT = timedelta(seconds=60)
+# In the process: torch's optimizers show that all of torch is imported. In the second torch, the
+# rendezvous needs more than the extension module, as that of another version may.
+SHOWN = """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch.optim":
+            print("all of torch", file=sys.stderr)
+"""
+NEEDS_MORE = """
+        if name.endswith(".c10d_rendezvous_backend") and not hasattr(sys.modules["torch"], "optim"):
+            raise ImportError("this torch needs more")
+"""
 
 
 @pytest.fixture
@@ -152,3 +170,36 @@ def test_a_round_in_which_nodes_have_lost_each_other_is_refused(
         backend._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=lambda: met)
         with pytest.raises(Refused, match=f"node {rank} of {size} here.*do their clocks agree"):
             backend.meet(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", NEEDS_MORE])
+def test_the_process_imports_no_more_of_torch_than_its_rendezvous_needs(
+    server: dist.TCPStore, tmp_path: Path, more: str
+) -> None:
+    site = f"{SHOWN}{more}\nsys.meta_path.insert(0, Finder)\n"
+    (tmp_path / "sitecustomize.py").write_text(site)
+    (tmp_path / "events.jsonl").touch()
+    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+    log, (ours, theirs) = tmp_path / "nodes.log", socket.socketpair()
+    alone = replace(config(server, tmp_path, 0), active=1, most=1, beat_s=1)
+    with ours, theirs, log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "ncclops.cluster.rendezvous_process"),
+                *(str(theirs.fileno()), alone.to_json()),
+            ],
+            env=clean_environ({"PYTHONPATH": path}),
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+        )
+        ours.settimeout(60)
+        ours.sendall(messages.encode(messages.Meet(0, facts(0))))
+        with ours.makefile("rb") as lines:
+            said = map(messages.decode, lines)
+            met = next(each for each in said if isinstance(each, messages.Met | messages.NoRound))
+        ours.sendall(messages.encode(messages.Leave(over=True)))
+        assert process.wait(60) == 0, log.read_text()
+    assert met == messages.Met(0, 1), log.read_text()
+    assert ("ImportError: this torch needs more" in log.read_text()) is bool(more)
+    assert ("all of torch\n" in log.read_text()) is bool(more)

@@ -174,6 +174,7 @@ def failed_run(starts_processes: None, tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("failed")
     done = run_ncclops(
         directory, "launch", "--run-dir", "run", "--nproc-per-node", "2", "--restart", "none",
+        "--warm-start",
         "--profile", write_profile(directory, "20s", "30s"), write_training(directory),
         env={"FAULT": "raise:1"},
     )  # fmt: skip

@@ -156,8 +156,8 @@ def rows(text: str, *, after: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def mismatched(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("mismatched")
-    (directory / "said").write_text(launch(directory, SHAPES, "--restart", "none").stderr)
+    directory, once = tmp_path_factory.mktemp("mismatched"), ("--restart", "none", "--warm-start")
+    (directory / "said").write_text(launch(directory, SHAPES, *once).stderr)
     return directory
 
 

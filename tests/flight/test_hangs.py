@@ -11,7 +11,7 @@ import pytest
 from ncclops.flight import analyze
 from ncclops.flight.report import FlightReport
 from ncclops.record.snapshot_files import FLIGHT
-from tests.flight.conftest import JOBS
+from tests.flight.conftest import EXTENDED, JOBS
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +72,10 @@ WITHOUT_STACKS = {
     "mixed": {"sleeping_on_cpu": "none", "other_device": "never-arrived"},
 }
 ON_ALL = [(lane, *job) for lane, jobs in JOBS.items() for job in jobs]
+on_all = pytest.mark.parametrize(
+    ("lane", "scenario", "world"),
+    [pytest.param(*job, marks=pytest.mark.extended if job in EXTENDED else ()) for job in ON_ALL],
+)
 
 
 def line_of(scenario: str) -> int:
@@ -105,7 +109,7 @@ def jobs(request: pytest.FixtureRequest, lane: str) -> Path:
     return cast(Path, request.getfixturevalue("gpu_hangs")) / lane
 
 
-@pytest.mark.parametrize(("lane", "scenario", "world"), ON_ALL)
+@on_all
 def test_an_incident_names_rank_kind_and_line(
     jobs: Path, lane: str, scenario: str, world: int
 ) -> None:
@@ -119,7 +123,7 @@ def test_an_incident_names_rank_kind_and_line(
         assert frame["line"] == line_of(scenario), report.sentence
 
 
-@pytest.mark.parametrize(("lane", "scenario", "world"), ON_ALL)
+@on_all
 def test_a_recorder_that_is_dumped_after_the_abort_shows_the_same(
     jobs: Path, lane: str, scenario: str, world: int
 ) -> None:

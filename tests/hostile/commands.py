@@ -7,8 +7,10 @@ list of complaints on one of its output.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import select
 import signal
@@ -53,6 +55,11 @@ HANDED_OVER: dict[tuple[str, ...], tuple[int, ...]] = {
     ("flight", "analyze", "flight_0.json"): (0, 1),
 }
 _TABLES = {"run": COMMANDS, "handed-over": HANDED_OVER}
+_IMPORTED = (
+    *("bundle", "capture", "classify", "cli", "control", "diagnose", "env", "flight", "goodput"),
+    *("health", "host", "profiles", "receipts", "record", "redaction", "report", "stacks"),
+    "status",
+)
 _LIMIT_S = 60
 _MEMORY = 2 << 30
 # A linted file of 300 kB may have 15,000 findings.
@@ -151,12 +158,11 @@ def _exit_code(child: int) -> int | None:
 
 
 def _serve() -> None:
-    import pkgutil
-
-    from ncclops import cli
-
-    for module in pkgutil.iter_modules(cli.__path__, "ncclops.cli."):
-        __import__(module.name)
+    # What commands import when they run, too: each process would, for most of its time.
+    for name in _IMPORTED:
+        package = importlib.import_module(f"ncclops.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     for line in sys.stdin:
         directory = Path(line.rstrip("\n"))
         table = _TABLES[sys.argv[1]].items()

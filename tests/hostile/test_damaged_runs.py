@@ -12,7 +12,7 @@ from tests.hostile.commands import Commands
 pytestmark = pytest.mark.slow
 
 SEEDS = range(30)  # scripts/fuzz.py has more
-AT_ONCE = 10  # so many in a test: each takes eleven commands
+AT_ONCE = 5  # so many in a test: each takes eleven commands
 
 
 def test_every_command_answers_on_the_run_itself(run: Path, commands: Commands) -> None:

@@ -200,7 +200,12 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     [
         (["ranks/0/worker.jsonl", "ranks/0/receipt.jsonl", "agent.log"], 0, "completed after"),
         (["store.log"], 1, "cannot start attempt 2: it is no regular file"),
-        (["ranks/0/stderr.log"], 1, "cannot start attempt 2: it is no regular file"),
+        pytest.param(
+            ["ranks/0/stderr.log"],
+            1,
+            "cannot start attempt 2: it is no regular file",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_pipes_in_place_of_files_hold_up_no_decision(

@@ -45,7 +45,14 @@ for path in (worker, receipt, rank / "progress", rank / "environment.json"):
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+# Of these only the file's content matters, which `test_error_file.py` has without a run.
+CONTENTS = ("a message without text", "an error file of 200,000 levels")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.extended if way in CONTENTS else ()) for way in WAYS],
+)
 def test_the_verdict_is_written(
     way: str, ncclops: Callable[..., CompletedText], tmp_path: Path
 ) -> None:

@@ -27,7 +27,11 @@ def receipts(run: Path, rank: int, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "trainer", ["accelerate", "hugging_face", pytest.param("lightning", marks=pytest.mark.extended)]
+    "trainer",
+    [
+        "hugging_face",  # whose trainer is made of Accelerate
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("accelerate", "lightning")),
+    ],
 )
 def test_a_fault_costs_the_steps_since_the_checkpoint(
     trainer: str, ncclops: Callable[..., CompletedText], only_run: Callable[[], Run]

@@ -171,7 +171,7 @@ for n in range(10**9):
 """
     launcher = background(
         *("launch", "--profile", lane.profile, "--nproc-per-node", "2", "--run-dir", "run"),
-        *("--restart", "none", "--set", "TORCH_NCCL_BLOCKING_WAIT=1"),
+        *("--restart", "none", "--warm-start", "--set", "TORCH_NCCL_BLOCKING_WAIT=1"),
         script(IN_SCRIPT + source),
     )
     wait_for(tmp_path / "trains")

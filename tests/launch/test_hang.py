@@ -76,8 +76,8 @@ def train(
     ) -> tuple[CompletedText, Run]:
         options = ("--profile", impatient, "--nproc-per-node", "2", "--restart", restart)
         source = TRAINING.replace("FAULT", fault).replace("VICTIM", str(rank))
-        done = ncclops("launch", *options, script(IN_SCRIPT + source.replace("AT", str(at))))
-        return done, only_run()
+        path = script(IN_SCRIPT + source.replace("AT", str(at)))
+        return ncclops("launch", *options, "--warm-start", path), only_run()
 
     return run
 

@@ -77,6 +77,7 @@ def test_a_rank_that_does_not_come_to_the_default_group(
     monkeypatch.setenv("ABSENT", "1")
     path = script(TRAINING)
     options = ["--profile", quick_profile, "--nproc-per-node", "3", "--restart", "process"]
+    options += ["--warm-start"]
     assert background("launch", *options, "--run-dir", "run", path).wait(LIMIT_S) == 1
     check(Run(tmp_path / "run"), 1, path, "init_process_group")
 
@@ -95,7 +96,7 @@ def test_a_rank_of_another_node_that_does_not_come_to_a_group(
         background(
             *("launch", "--profile", quick_profile, "--run-dir", f"node-{node}", "--nnodes", "2"),
             *("--node-rank", str(node), "--nproc-per-node", "2", "--master-addr", "127.0.0.1"),
-            *("--master-port", port, "--restart", "process", path),
+            *("--master-port", port, "--restart", "process", "--warm-start", path),
         )
         for node in range(2)
     ]

@@ -315,7 +315,7 @@ def test_what_a_whole_run_is_classified_as(
 ) -> None:
     """Ranks that torch's watchdog ends, not ours; the log is NCCL's whole one."""
     done = launch(
-        *("--nproc-per-node", "2", "--restart", "none"),
+        *("--nproc-per-node", "2", "--restart", "none", "--warm-start"),
         FAULT=fault,
         FAKEGPU_NCCL_TRANSPORT="socket",
         NCCL_DEBUG="INFO",
@@ -423,7 +423,7 @@ def test_no_rank_goes_on_with_what_an_abort_has_left(
     Also where the flight recorder keeps nothing, and cannot tell that it is pending.
     """
     done = launch(
-        *("--nproc-per-node", "3", "--restart", "process", "--max-restarts", "1"),
+        *("--nproc-per-node", "3", "--restart", "process", "--max-restarts", "1", "--warm-start"),
         FAULT="late:1",
         TORCH_FR_BUFFER_SIZE=recorder,
     )

@@ -108,7 +108,7 @@ def test_a_job_that_went_on_with_fewer_ranks(seen: Seen) -> None:
 def test_a_hang(seen: Seen, tmp_path: Path) -> None:
     """Rank 0, which is interrupted in its collective, prints a traceback of torch's."""
     (tmp_path / "impatient.toml").write_text(IMPATIENT)
-    options = ("--profile", "./impatient.toml", "--restart", "process")
+    options = ("--profile", "./impatient.toml", "--restart", "process", "--warm-start")
     # Who waits for rank 1 may count as stuck by the time of that look.
     replaced = ((r"(?m)^\[rank0\]: .*\n", ""), ("all ranks are stuck; ", ""))
     stdout, stderr = seen(HANGS, *options, replaced=replaced)

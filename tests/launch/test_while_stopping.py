@@ -178,7 +178,7 @@ finally:
 """
     done = ncclops(
         *("launch", "--profile", lane.profile, "--nproc-per-node", "3", "--run-dir", "run"),
-        *("--restart", restart, script(IN_SCRIPT + source)),
+        *("--restart", restart, "--warm-start", script(IN_SCRIPT + source)),
     )
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "cleaned-up").exists(), done.stderr

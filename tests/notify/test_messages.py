@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from kubeflow_trainer_api import models
-
 from ncclops.notify import messages
 from ncclops.notify.messages import Origin
 from ncclops.notify.rules import Notice, Progress
@@ -93,6 +91,8 @@ def test_the_status_of_a_trainjob() -> None:
             "lastUpdatedTime": "2026-09-21T14:13:20Z",
         }
     }
+    from kubeflow_trainer_api import models  # a second of each process that collects tests
+
     status = messages.as_trainjob_status(progress, TS, steps=1000)
     read = models.TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(status).to_dict()
     assert read["trainerStatus"].keys() == status["trainerStatus"].keys()

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from ncclops import restart as inprocess
 from ncclops.restart import snapshot
@@ -174,6 +172,10 @@ def own_state_with_reserve(steps: int, directory: Path | None) -> tuple[int, int
 )
 def sharded(steps: int) -> str:
     """FSDP2 over pairs of ranks, each of which has a part of everything; pairs are replicas."""
+    # A second of each process that imports this module: ranks of the other programs, and pytest.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(7)

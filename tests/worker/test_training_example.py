@@ -51,7 +51,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
         pytest.param(
             "gloo", "hang:1:5", "did not move|stale for more than", [], marks=pytest.mark.extended
         ),
-        ("nccl", "kill:0:5", "the process died", [0]),
+        # In the gate, `launch/test_in_process.py` loses rank 0 on NCCL, and the tutorial a rank.
+        pytest.param("nccl", "kill:0:5", "the process died", [0], marks=pytest.mark.extended),
     ],
     indirect=["lane"],
 )

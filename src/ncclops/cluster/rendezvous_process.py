@@ -5,7 +5,8 @@
 A separate process, because torch's rendezvous imports torch and blocks for as long as nodes are
 missing, while the agent has signals to answer and workers to watch. It exchanges JSON lines with
 the agent over the socket FD. When the agent's side of the socket closes, the agent has ended: this
-process records that for the other nodes, and ends.
+process records that for the other nodes, and ends. With a third argument all of torch is imported,
+where otherwise only what the rendezvous needs is.
 
 What they say is in ``cluster.messages``, what is in the store in ``records`` and ``store_values``.
 """
@@ -25,7 +26,7 @@ from contextlib import suppress
 
 from ncclops.cluster import messages, store_values
 from ncclops.cluster.records import LostRecord, Record
-from ncclops.cluster.rendezvous_backends import StaticBackend, TorchBackend
+from ncclops.cluster.rendezvous_backends import StaticBackend, TorchBackend, load_part_of_torch
 from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.store_values import JobClaim, NodeFacts
@@ -162,6 +163,13 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")  # nodes.log
+    if config.backend != "static" and len(arguments) == 2:
+        try:
+            load_part_of_torch()
+        except Exception:
+            log.exception("torch's rendezvous needs more of this torch: all of it is imported")
+            module = "ncclops.cluster.rendezvous_process"
+            os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments, "all"])
     agent = socket.socket(fileno=fd)
     try:
         process = RendezvousProcess(config, agent)
@@ -170,6 +178,9 @@ def main(arguments: list[str]) -> None:
         agent.sendall(messages.encode(messages.NoRound(first_line(error))))
         return
     process.run()
+    # Threads still wait in torch's store. One that comes back while the interpreter ends would have
+    # the process end by SIGABRT.
+    os._exit(0)
 
 
 if __name__ == "__main__":
