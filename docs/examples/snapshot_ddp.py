@@ -1,4 +1,4 @@
-"""DDP that goes on from snapshots: a fault costs a step, and changes no bit of the result.
+"""DDP that goes on from snapshots: a fault costs a step, and with two ranks changes no bit.
 
     ncclops launch --nproc-per-node 2 docs/examples/snapshot_ddp.py
 

@@ -76,6 +76,9 @@ def hold(
     supervisor_pid = os.getpid()
     # Inherited as ignored, it would never come, and neither would the agent's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A batch script that traps SIGTERM for itself hands it on as ignored, to workers as well.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signals = {s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN}
     watched = signals | {signal.SIGCHLD}
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:

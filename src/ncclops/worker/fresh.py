@@ -16,9 +16,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ncclops.worker import leftovers, pools
+from ncclops.worker import leftovers, pools, process_state
+
+_log = logging.getLogger("ncclops.restart")  # into worker.log
 
 # After SIGTERM, for children of an interrupted run; then SIGKILL.
 _CHILDREN_GRACE_S = 1.0
@@ -32,8 +35,8 @@ class Snapshot:
     """What a script may change in its process and the next run must find as it was."""
 
     argv: list[str]
-    path: list[str]
-    directory: str
+    path: tuple[list[str], list[str]]  # the list itself, and what was in it
+    directory: str | None
     hooks: tuple[Any, Any, Any]
     signals: dict[signal.Signals, Any]
     environ: dict[str, str]
@@ -48,8 +51,8 @@ class Snapshot:
         root = logging.getLogger()
         return cls(
             argv=list(sys.argv),
-            path=list(sys.path),
-            directory=os.getcwd(),  # noqa: PTH109 - a string, to go back to as it is
+            path=(sys.path, list(sys.path)),
+            directory=process_state.current_directory(),
             hooks=(sys.excepthook, threading.excepthook, sys.unraisablehook),
             signals={number: signal.getsignal(number) for number in _settable_signals()},
             environ=dict(os.environ),
@@ -61,27 +64,48 @@ class Snapshot:
         )
 
     def restore(self) -> None:
-        """Call in the main thread, after the script was left and its groups are aborted."""
-        sys.argv, sys.path[:] = list(self.argv), self.path
-        with suppress(OSError):
-            os.chdir(self.directory)
+        """Call in the main thread, after the script was left and its groups are aborted.
+
+        What cannot be put back stays as the script has left it, and is logged: raised, it would be
+        an error of this rank in every later start, before its script is entered.
+        """
+        for part in (
+            self._restore_interpreter,
+            self.restore_environment,
+            _stop_timers,  # before the handlers: without its own an alarm ends the process
+            self._restore_signals,
+            self._restore_logging,
+            _end_children,
+            partial(multiprocessing.set_start_method, self.start_method, force=True),
+            leftovers.atexit_callbacks.forget,
+            leftovers.log_handlers.begin_run,
+            leftovers.forget_accelerate,
+            leftovers.forget_deepspeed,
+            partial(leftovers.threads.note, self.threads),
+        ):
+            try:
+                part()
+            except Exception:  # noqa: BLE001 - of the script's own objects, whatever they are
+                _log.warning("what the script has changed stays in part", exc_info=True)
+
+    def _restore_interpreter(self) -> None:
+        sys.argv = list(self.argv)
+        sys.path, entries = self.path
+        sys.path[:] = entries
+        if self.directory is not None:
+            with suppress(OSError):
+                os.chdir(self.directory)
         sys.excepthook, threading.excepthook, sys.unraisablehook = self.hooks
         sys.stdout, sys.stderr = self.streams
-        self.restore_environment()
-        _stop_timers()  # first: without its handler an alarm ends the process
+
+    def _restore_signals(self) -> None:
+        # Its descriptor may be closed by now, and its number that of a connection of ours.
+        signal.set_wakeup_fd(-1)
         for number, handler in self.signals.items():
             # What was not set from Python is not ours to touch: None, or unchanged as Python sees
             # it, such as the handlers of faulthandler, by which a crash prints its stacks.
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
-        self._restore_logging()
-        _end_children()
-        multiprocessing.set_start_method(self.start_method, force=True)
-        leftovers.atexit_callbacks.forget()
-        leftovers.log_handlers.begin_run()
-        leftovers.forget_accelerate()
-        leftovers.forget_deepspeed()
-        leftovers.threads.note(self.threads)
 
     def restore_environment(self) -> None:
         """Of the restart itself it is the first part: what agrees on it reads variables, too."""
@@ -94,7 +118,8 @@ class Snapshot:
         root.setLevel(self.log_level)
         for handler in [h for h in root.handlers if h not in self.log_handlers]:
             root.removeHandler(handler)
-            handler.close()
+            with suppress(Exception):  # the script's own; what it has open is gone with its run
+                handler.close()
         root.handlers[:] = self.log_handlers
 
 

@@ -16,10 +16,11 @@ from typing import Any
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
-def _directory() -> str | None:
+def current_directory() -> str | None:
+    """As a string, to compare and to go back to; ``None`` if it has been removed."""
     try:
-        return os.getcwd()  # noqa: PTH109 - a string to compare
-    except OSError:  # it has been removed
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
         return None
 
 
@@ -46,7 +47,7 @@ class ProcessState:
     def now(cls) -> ProcessState:
         """That of this process. For the main thread of a process that has no other."""
         return cls(
-            directory=_directory(),
+            directory=current_directory(),
             umask=_umask(),
             handlers={number: signal.getsignal(number) for number in signal.valid_signals()},
             blocked=frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),

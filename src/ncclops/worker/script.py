@@ -22,6 +22,7 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import ScriptExitEvent
+from ncclops.worker.process_state import current_directory
 
 # What the interpreter was started with; kept, because dropping a module clears its globals.
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -30,8 +31,7 @@ _launcher_main = sys.modules.get("__main__")
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run the file ``path``; its exceptions and ``SystemExit`` come out as they are."""
-    # Like the interpreter: neither symlinks nor dots are resolved.
-    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
+    absolute = _absolute(path)
     sys.argv = [path, *arguments]
     if (archive := _archive(absolute)) is not None:
         sys.path.insert(0, absolute)
@@ -46,6 +46,12 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     _run(main, lambda: compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True))
 
 
+def _absolute(path: str) -> str:
+    """Like the interpreter: neither symlinks nor dots are resolved, and where the current directory
+    has been removed, nothing is added."""
+    return os.path.join(current_directory() or "", path)  # noqa: PTH118
+
+
 def _archive(path: str) -> zipimport.zipimporter | None:
     """The zip archive with an application that ``path`` is, such as zipapp or pex make."""
     try:
@@ -57,7 +63,8 @@ def _archive(path: str) -> zipimport.zipimporter | None:
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module ``name``, or its ``__main__`` if it is a package."""
     sys.argv = ["-m", *arguments]
-    _set_first_path(str(Path.cwd()))
+    if (directory := current_directory()) is not None:
+        _set_first_path(directory)
     spec = _find_module(name)
     if spec is not None:
         sys.argv[0] = spec.origin or name
@@ -86,7 +93,7 @@ def run_function(target: str, arguments: Sequence[str]) -> None:
     a script would.
     """
     path, _, name = target.rpartition(":")
-    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
+    absolute = _absolute(path)
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
     module = ModuleType(Path(path).stem)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import platform
 import re
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,12 @@ def system_call_words(native_id: int | None) -> list[int]:
     if not words or not words[0].isdecimal():
         return []
     return [int(words[0]), *(int(word, 16) for word in words[1:])]
+
+
+def system_calls_are_told() -> bool:
+    """Not by kernels that are built without, nor of a process that has given up its user id: its
+    entries in ``/proc`` belong to root from then on."""
+    return _read(threading.get_native_id(), "syscall") != ""
 
 
 class Wait(NamedTuple):

@@ -1,0 +1,42 @@
+"""Which signals reach the agent."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import LIMIT_S, clean_environ
+
+pytestmark = pytest.mark.slow
+
+# The agent has what the supervisor blocks before it forks.
+WAITS = """
+import signal, sys
+from ncclops.agent import supervisor
+
+def agent(pulse):
+    print("waits", flush=True)
+    return int(signal.sigwait({signal.SIGTERM}))
+
+sys.exit(supervisor.hold(agent))
+"""
+
+
+def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
+    """As in a batch script that traps it for itself: `trap '' TERM`."""
+    with subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", sys.executable, "-c", WAITS],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(LIMIT_S) == signal.SIGTERM
+        finally:
+            process.kill()
