@@ -94,7 +94,10 @@ BAD = {
         r"timeouts\.soft: .* is longer than any duration",
     ),
     "no time": ('timeouts.heartbeat = "0s"', r"timeouts\.heartbeat: must be positive, not 0s"),
-    "no time for a group": ('timeouts.groups.tp = "0ms"', r"timeouts\.groups\.tp: must be positive"),
+    "no time for a group": (
+        'timeouts.groups.tp = "0ms"',
+        r"timeouts\.groups\.tp: must be positive",
+    ),
     "no time by a parameter": (
         '[parameters]\nwait = "0h"\n[watch]\nhang = "{wait}"',
         r"watch\.hang: must be positive, not 0h",

@@ -34,9 +34,7 @@ def _summary(origin: str, path: Path, cwd: Path | None) -> ProfileSummary:
         profile = load_profiles([str(path)], cwd=cwd)  # with all that it extends
     except ProfileError as error:
         return ProfileSummary(path.stem, "-", "-", "", origin, path, str(error))
-    return ProfileSummary(
-        path.stem, profile.kind, profile.nodes, profile.description, origin, path
-    )
+    return ProfileSummary(path.stem, profile.kind, profile.nodes, profile.description, origin, path)
 
 
 def choose_profile(*, nnodes: int, gpus: int, rdma: bool) -> str:
