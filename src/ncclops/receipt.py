@@ -177,11 +177,15 @@ def _warmup(seconds: float | timedelta) -> timedelta:
         except (ValueError, OverflowError):  # nan, inf
             taken = timedelta(-1)
     else:
-        bare = "; as a decorator it has parentheses: @receipt.compile_warmup()"
-        raise TypeError(
-            "receipt.compile_warmup(seconds): give a number of seconds or a datetime.timedelta,"
-            f" not {seconds!r}{bare if callable(seconds) else ''}"
-        )
+        raise TypeError(_no_seconds(seconds))
     if taken < timedelta(0):
         raise ValueError(f"receipt.compile_warmup(seconds): no time is {seconds} long")
     return taken
+
+
+def _no_seconds(given: object) -> str:
+    bare = "; as a decorator it has parentheses: @receipt.compile_warmup()"
+    return (
+        "receipt.compile_warmup(seconds): give a number of seconds or a datetime.timedelta,"
+        f" not {given!r}{bare if callable(given) else ''}"
+    )
