@@ -44,11 +44,12 @@ class compile_warmup(ContextDecorator):  # noqa: N801 - reads as the function it
     Where that cannot be wrapped, ``compile_warmup(seconds=31.4)`` afterwards says how long it took
     (a number of seconds or a ``timedelta``). A script that calls neither counts as warm when its
     second step has ended.
+    Raises ``TypeError`` for anything else, ``ValueError`` for less than nothing or no number.
     """
 
     def __init__(self, seconds: float | timedelta | None = None) -> None:
         if seconds is not None:
-            current().end_warmup(_as_timedelta(seconds))
+            current().end_warmup(_warmup(seconds))
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -72,12 +73,24 @@ class phase(ContextDecorator):  # noqa: N801 - reads as the function it is used 
     the step around it is left out of rates and of the comparison of ranks. The default is a
     little more than the 10 minutes that NCCL groups wait by default. Phases nest; the inner one
     holds.
-    Raises ``ValueError`` if ``limit`` is no duration.
+    Raises ``ValueError`` if ``limit`` is no duration or nothing, ``TypeError`` for a number without
+    a unit and for a ``name`` that is no text.
     """
 
     def __init__(self, name: str, limit: timedelta | str = "12m") -> None:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"receipt.phase(name): give it a name, as in receipt.phase('eval'), not {name!r}"
+            )
+        if not isinstance(limit, str | timedelta):
+            raise TypeError(
+                f"receipt.phase({name!r}, limit): give text with a unit, as '90s', or a"
+                f" datetime.timedelta, not {limit!r}"
+            )
         self._name = name
         self._limit = parse_duration(limit) if isinstance(limit, str) else limit
+        if self._limit <= timedelta(0):
+            raise ValueError(f"receipt.phase({name!r}, limit): must be positive, not {limit}")
 
     def __enter__(self) -> Self:
         current().begin_phase(self._name, self._limit)
@@ -107,7 +120,8 @@ def step(
     When a stop was agreed upon for this step, runs what :func:`on_stop` was given and raises
     ``SystemExit(0)``. With ``ends=False`` it returns True then, for a training loop that saves by
     itself and calls :func:`stop` afterwards; False in any other case.
-    Raises ``ValueError`` under ``launch`` if ``n`` is no number of a step (an integer of 63 bits).
+    Raises ``ValueError`` under ``launch`` if ``n`` is no number of a step (an integer of 63 bits),
+    ``TypeError`` if ``tokens`` or ``loss`` is no number or ``busy`` no ``timedelta``.
     """
     return current().step(n, tokens, loss, busy, ends=ends)
 
@@ -154,5 +168,24 @@ def check(path: str | PathLike[str]) -> Receipt:
     return judge(load(Path(path)))
 
 
-def _as_timedelta(seconds: float | timedelta) -> timedelta:
-    return seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+def _warmup(seconds: float | timedelta) -> timedelta:
+    if isinstance(seconds, timedelta):
+        taken = seconds
+    elif isinstance(seconds, int | float):
+        try:
+            taken = timedelta(seconds=seconds)
+        except (ValueError, OverflowError):  # nan, inf
+            taken = timedelta(-1)
+    else:
+        raise TypeError(_no_seconds(seconds))
+    if taken < timedelta(0):
+        raise ValueError(f"receipt.compile_warmup(seconds): no time is {seconds} long")
+    return taken
+
+
+def _no_seconds(given: object) -> str:
+    bare = "; as a decorator it has parentheses: @receipt.compile_warmup()"
+    return (
+        "receipt.compile_warmup(seconds): give a number of seconds or a datetime.timedelta,"
+        f" not {given!r}{bare if callable(given) else ''}"
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ncclops import cli
+from ncclops.cli import _options
 from ncclops.cli._commands import COMMANDS
 from ncclops.cli._exit_codes import TABLE, as_markdown
 from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
@@ -325,6 +326,14 @@ def test_completion_installs_and_completes(ncclops: Ncclops, tmp_path: Path) -> 
     assert "ncclops" in (tmp_path / ".bashrc").read_text()
     asked = {"_NCCLOPS_COMPLETE": "complete_bash", "COMP_WORDS": "ncclops la", "COMP_CWORD": "1"}
     assert ncclops(env=asked).stdout.split() == ["launch"]
+    asked |= {"COMP_WORDS": "ncclops launch --profile single", "COMP_CWORD": "3"}
+    assert ncclops(env=asked).stdout.split() == ["single-node-h200"]
+
+
+def test_names_of_profiles_are_completed() -> None:
+    assert _options.profile_names("compile") == ["compile-sensitive"]
+    assert "single-node-h200" in _options.profile_names("")
+    assert _options.profile_names("./prof") == []  # the shell's own completion of files
 
 
 def test_a_reader_that_leaves_is_no_error_worth_a_traceback(ncclops: Ncclops) -> None:

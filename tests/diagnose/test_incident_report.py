@@ -318,6 +318,34 @@ def test_a_file_that_an_exception_mentions_is_not_where_it_was_raised(make: Make
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("printed", "step"),
+    [
+        ("loading\n", "the script ends itself at /home/user/train.py:9 in main with this code"),
+        ("train.py: error: the following arguments are required: --lr\n", "check the path"),
+    ],
+)
+def test_a_script_that_ends_itself_with_a_code_is_looked_at_there(
+    make: Make, printed: str, step: str
+) -> None:
+    """Its frames are no exception whose last line is missing; what it has printed says more."""
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/lib/python3.11/site-packages/ncclops/worker/script.py", line 46, in run\n'
+        '  File "/home/user/train.py", line 9, in main\n'
+        "SystemExit: 3\n"
+    )
+    first = fault(1, "left", "SystemExit: 3", gone=True)
+    run = make({}, first, exception="SystemExit: 3", traceback=trace)
+    log = RunPaths(run).rank(1).stderr_log
+    log.parent.mkdir(parents=True)
+    log.write_text(printed)
+    report = report_incident(run, None)
+    assert report.advice[0].startswith(step)
+    assert report.sentence == "rank 1 ended: exit code 3 at /home/user/train.py:9 in main"
+
+
+@pytest.mark.slow
 def test_the_callers_of_the_line_are_shown_with_it(make: Make) -> None:
     """A line in a helper says little by itself."""
     files = [("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply")]

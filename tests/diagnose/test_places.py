@@ -58,3 +58,14 @@ def test_what_a_rank_waits_for_in_our_own_loop_is_shown() -> None:
         Frame(loop, 237, "RestartLoop._await_abort"),
     )
     assert places.doing(frames) == "out of the script, by an exception"
+
+
+def test_ranks_in_one_call_are_together_wherever_they_stand_in_it() -> None:
+    """As while groups are made: one rank waits for the store, another one for its connections."""
+    c10d = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+    rendezvous = "/v/lib/python3.12/site-packages/torch/distributed/rendezvous.py"
+    called = (Frame(c10d, 1899, "init_process_group"), Frame("/home/me/train.py", 7, "main"))
+    connecting = (Frame(c10d, 2169, "_new_process_group_helper"), *called)
+    meeting = (Frame(rendezvous, 260, "_env_rendezvous_handler"), *called)
+    assert [places.doing(connecting), places.doing(meeting)] == ["init_process_group"] * 2
+    assert places.doing((connecting[0], called[1])) == "_new_process_group_helper"

@@ -266,5 +266,10 @@ def test_where_the_output_shows_nothing_the_story_is_how_the_run_ended(
     told = tell(tmp_path, None, None, empty, node="n0", attempt=0)
     assert told is not None
     ended = "the launcher was killed on n1; the agent stopped the workers"
-    assert complete(told, [], [], node="n0", ended=ended, why="").what == ended
+    whole = complete(told, [], [], node="n0", ended=ended, why="")
+    assert whole.what == ended
+    # Neither the class of an output without a failure, nor advice on how to classify it.
+    assert (whole.class_, whole.proof) == (None, [])
+    assert ["dmesg -T" in step for step in whole.next_steps] == [True]
+    assert whole.next_command == f"ncclops bundle {tmp_path}"
     assert complete(told, [], [], node="n0", ended="", why="").what == "the input is empty"

@@ -48,6 +48,24 @@ def test_faulthandler_main_thread_comes_last() -> None:
     assert (short(place.frame), place.inside) == ("train.py:57 step", "all_reduce")
 
 
+@pytest.mark.parametrize(
+    "inner",
+    [
+        f'File "{TORCH}/distributed/distributed_c10d.py", line 2169 in _new_process_group_helper',
+        f'File "{TORCH}/distributed/rendezvous.py", line 260 in _env_rendezvous_handler',
+    ],
+)
+def test_all_that_make_the_first_group_are_inside_one_call(inner: str) -> None:
+    """Else one of them is said not to have entered what is a part of the other's call."""
+    place = place_in(
+        "Thread 0x1 [MainThread] (most recent call first):\n"
+        f"  {inner}\n"
+        f'  File "{TORCH}/distributed/distributed_c10d.py", line 1899 in init_process_group\n'
+        '  File "/home/user/train.py", line 7 in <module>\n'
+    )
+    assert place is not None and place.inside == "init_process_group"
+
+
 def test_a_named_main_thread_wins() -> None:
     """Pictures that a process takes of itself name their threads, the main one first."""
     text = FAULTHANDLER.replace("[pin_memory]", "[MainThread]")

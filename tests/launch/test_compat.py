@@ -108,6 +108,15 @@ def test_a_module_runs_under_it_with_its_own_arguments(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: python -m ncclops.compat ")
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclops.compat", "no-such.py"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "ncclops.compat: script no-such.py does not exist: check the path\n"
 
 
 def test_an_unknown_value_is_one_line(

@@ -527,7 +527,7 @@ class TestReceipt:
     ) -> None:
         done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", script(TRAINER))
         assert done.returncode == 0, done.stderr
-        assert "receipt: healthy (5 steps, warm-up 12.50s" in done.stderr
+        assert "receipt: healthy (5 steps reported, warm-up 12.50s" in done.stderr
         receipt = only_run().verdict["receipt"]
         assert (receipt["verdict"], receipt["peak_memory_gib"]) == ("healthy", 10.5)
 

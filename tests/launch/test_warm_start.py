@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,27 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     )
     assert forked(run) == [True, True, False, False]
     assert "the fork server: it did not answer within" in agent_log(run)
+
+
+def test_a_stop_before_the_workers_are_there_starts_none(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """They would only be killed, and the verdict say that ranks did not exit cleanly."""
+    (tmp_path / "stops_the_run.py").write_text(
+        "import os, signal, psutil\n"
+        "os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGTERM)\n"  # of the agent: launch
+        "while True: pass\n"
+    )
+    profile = warm_profile(tmp_path, "stops_the_run")
+    done = ncclops(
+        *("launch", "--profile", "local-cpu", "--profile", profile, "--nproc-per-node", "2"),
+        *("--run-dir", tmp_path / "run", script("")),
+        env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert done.returncode == 143, done.stderr
+    run = Run(tmp_path / "run")
+    assert run.verdict["reason"] == "stopped by SIGTERM"
+    assert (run.verdict["workers"], run.named("worker-started")) == ([], [])
 
 
 def warm_profile(tmp_path: Path, module: str) -> Path:

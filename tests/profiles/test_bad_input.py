@@ -93,6 +93,19 @@ BAD = {
         f'timeouts.soft = "{"9" * 5000}s"',
         r"timeouts\.soft: .* is longer than any duration",
     ),
+    "no time": ('timeouts.heartbeat = "0s"', r"timeouts\.heartbeat: must be positive, not 0s"),
+    "no time for a group": (
+        'timeouts.groups.tp = "0ms"',
+        r"timeouts\.groups\.tp: must be positive",
+    ),
+    "no time by a parameter": (
+        '[parameters]\nwait = "0h"\n[watch]\nhang = "{wait}"',
+        r"watch\.hang: must be positive, not 0h",
+    ),
+    "a heartbeat without a pause": (
+        'notify.to.ops = { kind = "command", command = ["true"], heartbeat = "0s" }',
+        r"notify\.to\.ops\.heartbeat: must be positive",
+    ),
     "a long name": (f'extends = "{"x" * 5000}"', r"extends: unknown profile 'xxx"),
     "large": (f'env.X = {{ set = "{"x" * (1 << 20)}", why = "w" }}', "it is larger than 1 MiB"),
     "empty scrub": ('env.X = { scrub = [], why = "w" }', r"env\.X\.scrub: must not be empty"),
@@ -107,6 +120,14 @@ def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str, message:
         load_profiles([str(path)])
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_notifications_need_no_pause(tmp_path: Path) -> None:
+    path = tmp_path / "good.toml"
+    path.write_text(
+        'description = "d"\n[notify]\ncooldown = "0s"\ngoodput_after = "0s"\n', encoding="utf-8"
+    )
+    assert not load_profiles([str(path)]).notify.cooldown
 
 
 def test_an_unknown_profile_gives_the_nearest_names() -> None:

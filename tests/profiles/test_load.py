@@ -187,6 +187,17 @@ def test_list_shows_overlays_lanes_and_broken_files(project: Path) -> None:
     assert "not valid TOML" in (listed["broken"].problem or "")
 
 
+def test_list_shows_what_launch_would_refuse(project: Path) -> None:
+    """A file that is right by itself, and cannot be used."""
+    write(project / "profiles", "orphan", 'extends = "no-such-parent"')
+    write(project / "profiles", "wrong", 'env.X = { set = "{windw}", why = "w" }')
+    write(project / "profiles", "child", 'extends = "wrong"')
+    problems = {summary.name: summary.problem or "" for summary in list_profiles()}
+    assert "extends: unknown profile 'no-such-parent'" in problems["orphan"]
+    assert "there is no parameter 'windw'" in problems["wrong"]
+    assert "there is no parameter 'windw'" in problems["child"]
+
+
 def test_the_lane_is_chosen_by_nodes_gpus_and_fabric() -> None:
     assert choose_profile(nnodes=1, gpus=8, rdma=True) == "single-node-h200"
     assert choose_profile(nnodes=2, gpus=8, rdma=True) == "multi-host-h200"

@@ -63,11 +63,21 @@ for n in ("x", None, 2**63 - 1, 2**80, float("nan")):
         receipt.step(n)
     except ValueError as error:
         print(error)
+for wrong in ({"tokens": [5]}, {"loss": "low"}, {"busy": 0.5}):
+    try:
+        receipt.step(0, **wrong)
+    except TypeError as error:
+        print(error)
 receipt.step(0)
 """)
     said = [f"receipt.step(n): n is the number of a step, not {what}" for what in (
         "'x'", "None", str(2**63 - 1), str(2**80), "nan"
     )]  # fmt: skip
+    said += [
+        "receipt.step(tokens): give a number, not [5]",
+        "receipt.step(loss): give a number, not 'low'",
+        "receipt.step(busy): give a datetime.timedelta, not 0.5",
+    ]
     assert done.stdout.splitlines() == said, done.stderr
     assert [record["step"] for record in rank0.named("step")] == [0]
 
@@ -314,6 +324,31 @@ def test_a_wrong_limit_is_refused_even_outside_launch() -> None:
 
     with pytest.raises(ValueError, match="12 parsecs"):
         receipt.phase("eval", limit="12 parsecs")
+    with pytest.raises(TypeError, match=r"give text with a unit, as '90s', .* not 90$"):
+        receipt.phase("eval", limit=90)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be positive, not 0s"):
+        receipt.phase("eval", limit="0s")
+
+
+def test_decorators_without_parentheses_are_told_what_lacks() -> None:
+    from ncclops import receipt
+
+    def evaluate() -> None: ...
+
+    with pytest.raises(TypeError, match=r"it has parentheses: @receipt\.compile_warmup\(\)"):
+        receipt.compile_warmup(evaluate)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"give it a name, as in receipt\.phase\('eval'\)"):
+        receipt.phase(evaluate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_warm_up_of_no_time_is_refused(seconds: float) -> None:
+    from ncclops import receipt
+
+    with pytest.raises(ValueError, match=f"no time is {seconds} long"):
+        receipt.compile_warmup(seconds)
+    with pytest.raises(TypeError, match=r"a number of seconds or a datetime\.timedelta, not '3s'"):
+        receipt.compile_warmup("3s")  # type: ignore[arg-type]
 
 
 def test_a_loss_that_is_no_number_stays_valid_json(report: Report, rank0: Rank) -> None:

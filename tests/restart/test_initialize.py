@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ncclops.restart.compose import Compose
@@ -44,6 +46,13 @@ def test_the_limits(
     assert controller(last_allowed) is last_allowed
     with pytest.raises(RestartAbort, match=named):
         controller(first_refused)
+
+
+@pytest.mark.parametrize("name", ["max_iterations", "min_world_size", "min_active_world_size"])
+@pytest.mark.parametrize("limit", ["5", 1.5, [1]])
+def test_a_limit_of_the_wrong_type_is_refused_before_any_restart(name: str, limit: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be an integer, not "):
+        RetryController(**{name: limit})
 
 
 def test_all_reasons_are_given() -> None:

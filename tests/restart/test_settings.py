@@ -104,6 +104,16 @@ def test_no_duration_is_negative(name: str) -> None:
         wrapper_of(**{name: seconds(-1)})
 
 
+@pytest.mark.parametrize("name", [*DURATIONS, "grow_timeout"])
+def test_nothing_is_watched_for_no_time(name: str) -> None:
+    """Other ranks need not be waited for; all else is named, and nothing besides it."""
+    if name in ("completion_timeout", "grow_timeout", "last_call_wait", "termination_grace_time"):
+        assert getattr(wrapper_of(**{name: timedelta(0)}).settings, name) == timedelta(0)
+        return
+    with pytest.raises(ValueError, match=f"^{name}=0 s must be positive; leave it out"):
+        wrapper_of(**{name: timedelta(0)})
+
+
 @pytest.mark.parametrize("name", CALLBACKS)
 @pytest.mark.parametrize("value", [print, "name", inprocess.rank_assignment.ShiftRanks()])
 def test_a_callback_is_of_its_own_class(name: str, value: Any) -> None:

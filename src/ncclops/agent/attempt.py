@@ -174,17 +174,20 @@ class RunningAttempt:
         if self.cannot_start is not None:
             log.info("attempt %d cannot start: %s", self.number, self.cannot_start)
             return
-        log.info(
-            "attempt %d: ranks %s, store %s", self.number, self._place.ranks, self._place.store
-        )
+        place = self._place
+        log.info("attempt %d: ranks %s, store %s", self.number, place.ranks, place.store)
         try:
-            environs = [self._worker_environ(rank) for rank in self._place.ranks]
+            environs = [self._worker_environ(rank) for rank in place.ranks]
             forks = await self._fork_server(environs)
+            if self._context.stop.asked:
+                return  # workers would be started to be killed, and the verdict would name them
             self._server = self._start_store(forks)
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._gpus.start()
-            self._spawn_all(environs, forks)
+            started = f"{time.time():.3f}"
+            for rank, environ in zip(place.ranks, environs, strict=True):
+                self._spawn(rank, environ | {STARTED: started}, forks)
             self.hang_watch.start()
         except (NcclopsError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and advice(error) is None:
@@ -570,11 +573,6 @@ class RunningAttempt:
             asyncio.get_running_loop().remove_reader(self._server.pidfd)
             self._server.close()
             self._server = None
-
-    def _spawn_all(self, environs: Sequence[dict[str, str]], forks: ForkServer | None) -> None:
-        started = f"{time.time():.3f}"
-        for rank, environ in zip(self._place.ranks, environs, strict=True):
-            self._spawn(rank, environ | {STARTED: started}, forks)
 
     def _worker_environ(self, rank: int) -> dict[str, str]:
         attempt = workers.WorkerAttempt(

@@ -94,7 +94,7 @@ def _receipt(receipt: JudgedReceipt) -> str:
     if not receipt.healthy:
         broken = next((rule for rule in receipt.rules if not rule.ok), None)
         return f"receipt: {receipt.verdict}" + (f": {broken.rule}: {broken.note}" if broken else "")
-    figures = [f"{receipt.steps} steps"]
+    figures = [f"{receipt.steps} steps reported"]
     if receipt.compile_warmup_s is not None:
         figures.append(f"warm-up {receipt.compile_warmup_s:.2f}s")
     if receipt.steady_rate is not None:

@@ -36,9 +36,23 @@ ParamOption = Annotated[
 ]
 
 
+def profile_names(incomplete: str) -> list[str]:
+    """For completion: the names that begin so. A shell completes files where there is none."""
+    from ncclops.profiles.files import profile_files  # takes as long as most commands run
+
+    return [path.stem for _, path in profile_files() if path.stem.startswith(incomplete)]
+
+
 def profile_option(text: str, panel: str | None = None) -> Any:
     """``--profile``, with what it is for in the command."""
-    return typer.Option("--profile", "-p", metavar="NAME|FILE", rich_help_panel=panel, help=text)
+    return typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME|FILE",
+        rich_help_panel=panel,
+        help=text,
+        autocompletion=profile_names,
+    )
 
 
 RunArgument = Annotated[

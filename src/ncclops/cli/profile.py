@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclops.cli._options import JsonOption, ParamOption
+from ncclops.cli._options import JsonOption, ParamOption, profile_names
 from ncclops.cli._output import echo, note, print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -51,7 +51,12 @@ def list_(as_json: JsonOption = False) -> None:
 @app.command()
 def show(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="A profile, or a lane and overlays.")
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="A profile, or a lane and overlays.",
+            autocompletion=profile_names,
+        ),
     ],
     param: ParamOption = None,
     as_json: JsonOption = False,

@@ -1,8 +1,17 @@
-"""What to do about what the flight recorders show. Data: a text per kind of finding."""
+"""What to do about an incident, and about what the flight recorders show of it."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from ncclops.flight.finding_kinds import FindingKind
+from ncclops.rank_lists import rank_list
+
+if TYPE_CHECKING:
+    from ncclops.diagnose.recorder_findings import Recorded
+    from ncclops.record.incident_record import IncidentRecord
 
 _DATA = "batches or shards of uneven length are the usual reason (drop_last, padding)"
 
@@ -42,6 +51,17 @@ ENDED_EARLY = (
     "find out why {who} was done before the others: fewer batches than they have (drop_last, a"
     " sampler; torch's Join is for uneven ones), or an exit in the script"
 )
+_ENDED_ITSELF = (
+    "the script ends itself{at} with this code: see there under which condition, and what it had"
+    " printed"
+)
+_EXIT_CODE = re.compile(r"SystemExit: \d+")
+_PEER_EXIT = "peer-exit"  # the class of an exit code that nothing explains
+# Of a run whose output shows no failure, as where the launcher was killed.
+OUTPUT_SHOWS_NOTHING = (
+    "no output of the ranks shows why: look at the kernel's log of that node (dmesg -T has the OOM"
+    " killer) and at what the scheduler says of the job"
+)
 _DATA_LOADER = (
     "it is its data loader: look at the storage, at the loader's workers, and whether there is a"
     " timeout= on it"
@@ -53,3 +73,48 @@ def steps(kind: FindingKind, who: str, at: str | None, *, in_data_loader: bool) 
     place = f" at {at}" if at else ""
     found = [step.format(who=who, at=place) for step in _STEPS.get(kind, ())]
     return found + [_DATA_LOADER] * (in_data_loader and kind == FindingKind.NEVER_ARRIVED)
+
+
+def on_incident(
+    directory: Path,
+    record: IncidentRecord,
+    found: dict[str, Any] | None,
+    recorded: Recorded | None,
+    *,
+    rank: int,
+    line: str | None,
+    absent: bool,
+    is_hang: bool,
+) -> tuple[str, ...]:
+    """What to do about the incident in ``directory``, the first thing first.
+
+    ``rank`` is to blame, at ``line`` of the user's code. ``found`` is the classifier's verdict,
+    ``recorded`` what the recorders show, where it is by them that the rank is known. ``absent``:
+    the others waited where it did not come.
+    """
+    if absent:
+        never = FindingKind.NEVER_ARRIVED
+        return tuple(steps(never, f"rank {rank}", line, in_data_loader=False))
+    if record.cause == "returned-early":
+        # What the others raised is that its connections were closed, and no cause.
+        return (ENDED_EARLY.format(who=f"rank {record.first_faulty_rank}"),)
+    if _EXIT_CODE.fullmatch(record.exception or "") and (not found or found["class"] == _PEER_EXIT):
+        return (_ENDED_ITSELF.format(at=f" at {line}" if line else ""),)
+    todo = []
+    if recorded is not None:
+        todo += steps(
+            recorded.kind,
+            "rank" + "s" * (len(recorded.culprits) > 1) + f" {rank_list(recorded.culprits)}",
+            line,
+            in_data_loader=recorded.in_data_loader,
+        )
+    todo += found["remedy"] if found else []
+    if is_hang:
+        todo.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
+        todo.append("if it hangs again, look at it while it does: ncclops stacks")
+    if record.cause in ("died", "lost") and not found and not is_hang:
+        todo.append(
+            "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
+            " Xid errors leave nothing else"
+        )
+    return tuple(todo)

@@ -162,7 +162,7 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         directory,
         failed,
         # Of a rank that stood still these are its stacks, and nothing was raised.
-        said=None if _is_hang(record) else record.traceback or record.exception,
+        said=None if _is_hang(record) else _said(record),
         end=end,
     )
     sentence = _sentence(record, culprit, views, recorded, end)
@@ -185,7 +185,16 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
     broken = gpu_faults(events, ranks, record.at - _CLOCKS_S, until)
     # Whatever was raised is a consequence.
     sentence = "; ".join([*(f"rank {fault.rank}: {fault}" for fault in broken), sentence])
-    steps = _advice(directory, record, culprit, found, recorded)
+    steps = advice.on_incident(
+        directory,
+        record,
+        found,
+        recorded if culprit.by_recorders else None,
+        rank=culprit.rank,
+        line=None if culprit.frame is None else str(culprit.frame),
+        absent=culprit.absent,
+        is_hang=_is_hang(record),
+    )
     log = paths.rank(failed).stderr_log
     return IncidentReport(
         number=int(directory.name),
@@ -471,39 +480,10 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
     )
 
 
-def _advice(
-    directory: Path,
-    record: IncidentRecord,
-    culprit: Culprit,
-    found: dict[str, Any] | None,
-    recorded: Recorded | None,
-) -> tuple[str, ...]:
-    steps = []
-    if culprit.absent:
-        never = FindingKind.NEVER_ARRIVED
-        return tuple(
-            advice.steps(never, f"rank {culprit.rank}", str(culprit.frame), in_data_loader=False)
-        )
-    if record.cause == "returned-early":
-        # What the others raised is that its connections were closed, and no cause.
-        return (advice.ENDED_EARLY.format(who=f"rank {record.first_faulty_rank}"),)
-    if recorded is not None and culprit.by_recorders:
-        steps += advice.steps(
-            recorded.kind,
-            "rank" + "s" * (len(recorded.culprits) > 1) + f" {rank_list(recorded.culprits)}",
-            None if culprit.frame is None else str(culprit.frame),
-            in_data_loader=recorded.in_data_loader,
-        )
-    steps += found["remedy"] if found else []
-    if _is_hang(record):
-        steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
-        steps.append("if it hangs again, look at it while it does: ncclops stacks")
-    if record.cause in ("died", "lost") and not found and not _is_hang(record):
-        steps.append(
-            "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
-            " Xid errors leave nothing else"
-        )
-    return tuple(steps)
+def _said(record: IncidentRecord) -> str | None:
+    """What the rank has reported. Of a bare exit code the frames say nothing of what failed."""
+    bare = _LAST_WORDS.fullmatch(record.exception or "")
+    return record.exception if bare and bare["code"] else record.traceback or record.exception
 
 
 def _in_a_line(exception: str) -> str:

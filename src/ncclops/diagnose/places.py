@@ -124,15 +124,22 @@ def _inside_script(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 def doing(frames: Sequence[Frame]) -> str | None:
     """The collective of torch.distributed that the innermost frames are in, or why a rank is not in
-    its script; None where it runs code of its own."""
+    its script; None where it runs code of its own.
+
+    By the function that a script calls: ranks in one call may stand in different parts of it.
+    """
+    private = None
     for frame in frames:
         if _DISTRIBUTED.search(frame.file):
-            return frame.function.rpartition(".")[2]
-        if is_users(frame):
-            return None
-        if (waits := waits_in_our_loop(frame)) is not None:
+            name = frame.function.rpartition(".")[2]
+            if not name.startswith("_"):
+                return name
+            private = private or name
+        elif is_users(frame):
+            break
+        elif (waits := waits_in_our_loop(frame)) is not None:
             return waits
-    return None
+    return private
 
 
 def describe_operation(last: LastOperation) -> str:

@@ -212,7 +212,12 @@ def complete(
     reasons = [_own_words(last) if last is not None and last.to == "stop" else "", why]
     broken = [f"rank {fault.rank}: {fault}" for fault in gpu_faults if str(fault) not in told.what]
     if ended and told.class_ in _SHOW_NOTHING and told.what == told.summary:
-        told = msgspec.structs.replace(told, what=ended)  # the output, which is all, shows nothing
+        # The output is all there is, and shows nothing: no class of failure, no advice on a log.
+        told = Story(
+            what=ended,
+            next_steps=[advice.OUTPUT_SHOWS_NOTHING],
+            next_command=told.next_command,
+        )
     return msgspec.structs.replace(
         told,
         what="; ".join([*broken, told.what]),
@@ -332,7 +337,7 @@ def _next_command(told: Story, run: Path) -> str:
     name = quote(str(run))
     if told.incident is not None:
         return f"ncclops incident {name} {told.incident}"
-    return f"ncclops {'bundle' if told.class_ in (None, 'unknown') else 'classify'} {name}"
+    return f"ncclops {'bundle' if told.class_ in (None, *_SHOW_NOTHING) else 'classify'} {name}"
 
 
 def _proof(found: Mapping[str, Any], told: Sequence[str]) -> Iterator[str]:

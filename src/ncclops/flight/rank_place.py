@@ -26,7 +26,7 @@ _ABOUT = (
 )
 # Functions of distributed_c10d.py in which a rank waits for others. Wrappers stand in c10d_logger.
 _NOT_COLLECTIVE = {
-    "wrapper", "init_process_group", "_get_default_group", "destroy_process_group", "<module>",
+    "wrapper", "_get_default_group", "destroy_process_group", "<module>",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ncclops.errors import ProfileError
 from ncclops.profiles.files import find, profile_files, read
+from ncclops.profiles.resolve import load_profiles
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,16 @@ class ProfileSummary:
 
 
 def list_profiles(cwd: Path | None = None) -> list[ProfileSummary]:
-    """Every profile that a name can reach; a broken file is listed with its problem."""
-    summaries = []
-    for origin, path in profile_files(cwd):
-        try:
-            content = read(path).content
-        except ProfileError as error:
-            summaries.append(ProfileSummary(path.stem, "-", "-", "", origin, path, str(error)))
-        else:
-            summaries.append(
-                ProfileSummary(
-                    path.stem, content.kind, content.nodes, content.description, origin, path
-                )
-            )
-    return summaries
+    """Every profile that a name can reach; one that cannot be used is listed with its problem."""
+    return [_summary(origin, path, cwd) for origin, path in profile_files(cwd)]
+
+
+def _summary(origin: str, path: Path, cwd: Path | None) -> ProfileSummary:
+    try:
+        profile = load_profiles([str(path)], cwd=cwd)  # with all that it extends
+    except ProfileError as error:
+        return ProfileSummary(path.stem, "-", "-", "", origin, path, str(error))
+    return ProfileSummary(path.stem, profile.kind, profile.nodes, profile.description, origin, path)
 
 
 def choose_profile(*, nnodes: int, gpus: int, rdma: bool) -> str:

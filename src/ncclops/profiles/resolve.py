@@ -37,6 +37,8 @@ from ncclops.profiles.schema import PLACEHOLDER, ChannelPart, EntryPart, Timeout
 # Of profiles that extend each other: one behind the other, and on all ways together.
 _MOST_LEVELS = 50
 _MOST_STEPS = 1000
+# No pause between notifications, and goodput from the start on; of all else nothing would work.
+_MAY_BE_ZERO = ("notify.cooldown", "notify.goodput_after")
 
 
 @dataclass(frozen=True)
@@ -313,9 +315,12 @@ def _duration(timeout: _Timeout, key: str, parameters: Mapping[str, Parameter]) 
     match = PLACEHOLDER.fullmatch(timeout.text)
     text = str(_parameter(match[1], parameters, where)) if match else timeout.text
     try:
-        return parse_duration(text)
+        duration = parse_duration(text)
     except ValueError as error:
         raise ProfileError(f"{where}: {error}") from None
+    if not duration and key not in _MAY_BE_ZERO:
+        raise ProfileError(f"{where}: must be positive, not {text}; leave it out for the default")
+    return duration
 
 
 def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, Parameter]) -> Entry:

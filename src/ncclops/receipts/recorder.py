@@ -141,10 +141,12 @@ class Recorder(Silent):
         if self._steps == 1:
             record["first"] = True  # since the start or restart: it contains the compile
         if tokens is not None:
-            record["tokens"] = float(tokens)
+            record["tokens"] = _number(tokens, "tokens")
         if loss is not None:
-            record["loss"] = _jsonable(float(loss))
+            record["loss"] = _jsonable(_number(loss, "loss"))
         if busy is not None:
+            if not isinstance(busy, timedelta):
+                raise TypeError(f"receipt.step(busy): give a datetime.timedelta, not {busy!r}")
             record["busy_s"] = busy.total_seconds()
         self._busy_s = record.get("busy_s")
         if self._phase_s or self._phases:
@@ -460,3 +462,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _jsonable(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
+
+
+def _number(value: SupportsFloat, of: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # an error of the GPU, met where a tensor is read, is none
+        raise TypeError(f"receipt.step({of}): give a number, not {repr(value)[:80]}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import SupportsIndex
 
 from ncclops.restart.exception import RestartAbort
 from ncclops.restart.state import FrozenState
@@ -26,6 +27,8 @@ class RetryController(Initialize):
     Raises ``RestartAbort`` when ``iteration >= max_iterations`` (``None``: no limit), when
     fewer than ``min_world_size`` healthy ranks or fewer than ``min_active_world_size`` active
     ones remain. All ranks see the same numbers, hence all of them stop.
+
+    Raises ``TypeError`` for what is no integer.
     """
 
     def __init__(
@@ -34,6 +37,16 @@ class RetryController(Initialize):
         min_world_size: int = 1,
         min_active_world_size: int = 1,
     ) -> None:
+        limits = {
+            "max_iterations": 0 if max_iterations is None else max_iterations,
+            "min_world_size": min_world_size,
+            "min_active_world_size": min_active_world_size,
+        }
+        for name, limit in limits.items():
+            if not isinstance(
+                limit, SupportsIndex
+            ):  # at the first restart it would be too late to find out
+                raise TypeError(f"RetryController: {name} must be an integer, not {limit!r}")
         self.max_iterations = max_iterations
         self.min_world_size = min_world_size
         self.min_active_world_size = min_active_world_size

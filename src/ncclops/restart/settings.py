@@ -102,6 +102,9 @@ _ORDERED = (
     ("progress_watchdog_interval", "soft_timeout"),
 )
 
+# Nobody is waited for. All else would be over as it begins, or take a whole core.
+_MAY_BE_ZERO = ("completion_timeout", "grow_timeout", "last_call_wait", "termination_grace_time")
+
 _OPTIONAL_CALLBACKS: dict[str, type] = {
     "initialize": Initialize,
     "abort": Abort,
@@ -144,6 +147,8 @@ def _check_types(settings: Settings) -> None:
             )
         if isinstance(value, timedelta) and value < timedelta(0):
             raise ValueError(f"{field.name}={_show(value)} must not be negative")
+        if value == timedelta(0) and field.name not in _MAY_BE_ZERO:
+            raise ValueError(f"{field.name}=0 s must be positive; leave it out for the default")
     factory = settings.store_factory
     if not (isinstance(factory, type) and issubclass(factory, StoreMixin)):
         raise TypeError(f"store_factory must be a subclass of store.StoreMixin, not {factory!r}")
