@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from ncclops.decision.retrying import Escalated, respawned_for
-from ncclops.record.variables import RESPAWNED_FOR
+from ncclops.record.variables import RESPAWNED_FOR, RUN_DIR
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
+from ncclops.worker import in_process
 from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
 from tests.conftest import CompletedText
 from tests.lanes import IN_SCRIPT, lanes
@@ -596,6 +597,13 @@ class TestRuns:
         assert {fault["kind"] for fault in run.named("fault") if fault["kind"]} == {"hung"}
         assert [each["to"] for each in run.named("escalation")] == ["respawn", "stop"]
         assert run.verdict["attempts"] == 2
+
+
+def test_restarts_are_counted_where_the_script_has_left_nothing_to_read_its_steps_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(RUN_DIR, raising=False)
+    assert in_process._furthest(0) is None
 
 
 def test_leaving_the_debugger_ends_the_job_at_any_time() -> None:

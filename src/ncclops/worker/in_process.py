@@ -38,6 +38,7 @@ from ncclops.restart.attribution import Fault, RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.generations import JobEnded
 from ncclops.restart.incident import Incident
+from ncclops.restart.log import logged
 from ncclops.stacks.parsing import last_traceback
 from ncclops.timeouts.model import Timeouts
 from ncclops.worker import (
@@ -393,14 +394,17 @@ class _Attempts:
 
 def _furthest(rank: int) -> int | None:
     """The highest step that a rank of this host has reached, as far as any reports its steps; else
-    the updates of the optimizer of ``rank`` since the script was started."""
-    paths = RunPaths(Path(os.environ[RUN_DIR]))
-    steps = (progress.highest_step(paths), recorder.current().highest_step)
-    known = [step for step in steps if step is not None]
-    if known:
-        return max(known)
-    own_page = progress.read(paths.rank(rank).progress)
-    return None if own_page is None else own_page.updates or None
+    the updates of the optimizer of ``rank`` since the script was started. None as well where the
+    script has left nothing to read that with: its restarts have to be counted in any case."""
+    with logged("reading how far the job has come"):
+        paths = RunPaths(Path(os.environ[RUN_DIR]))
+        steps = (progress.highest_step(paths), recorder.current().highest_step)
+        known = [step for step in steps if step is not None]
+        if known:
+            return max(known)
+        own_page = progress.read(paths.rank(rank).progress)
+        return None if own_page is None else own_page.updates or None
+    return None
 
 
 def _obey(call: restart.CallWrapper) -> None:
