@@ -1,10 +1,12 @@
-"""One rank of a short all_reduce between the GPUs of a node, or two, for ``ncclops preflight``.
+"""The ranks of one node in a short all_reduce between its GPUs, or those of two nodes, for
+``ncclops preflight``.
 
-    python -m ncclops.worker.collective_probe nccl|gloo PARENT
+    python -m ncclops.worker.collective_probe nccl|gloo PARENT RANKS FIRST
 
-Rank, size and meeting place come from torchrun's variables. Sizes double until an all_reduce takes
+``RANKS`` processes are forked from this one, which has imported torch, from the rank ``FIRST`` on.
+Size and meeting place come from torchrun's variables. Sizes double until an all_reduce takes
 long enough to be measured well, or the largest size is reached. Local rank 0 prints a line of JSON:
-``{"bytes": …, "seconds": …, "right": …}``, of the size that moved most bytes a second. It ends with
+``{"bytes": …, "seconds": …, "right": …}``, of the size that moved most bytes a second. All end with
 the process PARENT, by its id: whoever is ended while it measures leaves no GPU in use.
 """
 
@@ -19,7 +21,7 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from ncclops.host.prctl import die_with_parent
 
@@ -35,16 +37,64 @@ NO_GPUS, NO_MEMORY = 9, 10  # also in preflight.machine.collective
 """Exit codes: this torch has no CUDA or sees too few GPUs; a GPU has not enough free memory."""
 ELSEWHERE = "another rank failed"  # also in preflight.machine.collective
 _ELSEWHERE = 11
+_ENDED_WITHIN_S = 5
+_KILLED = 128  # and the number of the signal, as shells have it
 _FAILED, _TOLD_S = "ncclops/failed", 1.0
 
 
-def main(backend: str, parent: str) -> int:
-    """Take part; the exit code. Raises what torch raises where a collective fails."""
+def main(backend: str, parent: str, ranks: str, first: str) -> int:
+    """Run the ranks of this node; the exit code of the first that fails, 0 where none does."""
     die_with_parent(int(parent), signal.SIGKILL)
+    import torch.distributed  # noqa: F401 - once, for all of them; it starts nothing on a GPU
+
+    running = {_fork(backend, int(first) + local, local) for local in range(int(ranks))}
+    while running:
+        pid, status = os.wait()
+        running.discard(pid)
+        if (code := os.waitstatus_to_exitcode(status)) != 0:
+            code = code if code > 0 else _KILLED - code
+            _end_all(running, code)
+            return code
+    return 0
+
+
+def _end_all(ranks: set[int], code: int) -> None:
+    """End the processes ``ranks``, which may use GPUs; where a driver holds one, this as well."""
+    signal.signal(signal.SIGALRM, lambda _number, _frame: _end(code))
+    signal.alarm(_ENDED_WITHIN_S)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    for pid in ranks:
+        os.waitpid(pid, 0)
+
+
+def _fork(backend: str, rank: int, local: int) -> int:
+    """The process of ``rank``, which ends with this one."""
+    leader = os.getpid()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        die_with_parent(leader, signal.SIGKILL)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
+        code = _take_part(backend, rank, local)
+    except Exception:  # noqa: BLE001 - whatever it is, it is what this rank says
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread waits in torch's store: at an ordinary exit it would abort
+
+
+def _take_part(backend: str, rank: int, local: int) -> int:
+    """The exit code. Raises what torch raises where a collective fails."""
     import torch
     import torch.distributed as dist
 
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     device, last = torch.device("cpu"), LAST_BYTES_GLOO
     if backend == "nccl":
         if not torch.cuda.is_available() or torch.cuda.device_count() <= local:
@@ -143,10 +193,7 @@ def _is_all(values: Any, wanted: float) -> bool:
 
 if __name__ == "__main__":
     try:
-        code = main(*sys.argv[1:])
-    except Exception:  # noqa: BLE001 - whatever it is, it is what this rank says
+        _end(main(*sys.argv[1:]))
+    except Exception:  # noqa: BLE001 - as of a rank
         traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a thread waits in torch's store: at an ordinary exit it would abort
+        _end(1)

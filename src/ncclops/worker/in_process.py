@@ -396,15 +396,14 @@ def _furthest(rank: int) -> int | None:
     """The highest step that a rank of this host has reached, as far as any reports its steps; else
     the updates of the optimizer of ``rank`` since the script was started. None as well where the
     script has left nothing to read that with: its restarts have to be counted in any case."""
+    furthest: int | None = None
     with logged("reading how far the job has come"):
         paths = RunPaths(Path(os.environ[RUN_DIR]))
         steps = (progress.highest_step(paths), recorder.current().highest_step)
-        known = [step for step in steps if step is not None]
-        if known:
-            return max(known)
-        own_page = progress.read(paths.rank(rank).progress)
-        return None if own_page is None else own_page.updates or None
-    return None
+        furthest = max((step for step in steps if step is not None), default=None)
+        if furthest is None and (own_page := progress.read(paths.rank(rank).progress)) is not None:
+            furthest = own_page.updates or None
+    return furthest
 
 
 def _obey(call: restart.CallWrapper) -> None:

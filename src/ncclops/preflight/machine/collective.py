@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -48,8 +47,8 @@ def measure(
 ) -> Collective:
     """Run an all_reduce over those GPUs that ``environ`` shows. Takes up to ``limit``.
 
-    NCCL's own diagnostics are on (2.31 and newer print them). Any thread; starts a process for each
-    GPU, in a session of its own, and leaves none.
+    NCCL's own diagnostics are on (2.31 and newer print them). Any thread; starts a process that
+    forks one for each GPU, in a session of their own, and leaves none.
     """
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     count = len(gpus) if shown is None else len([each for each in shown.split(",") if each])
@@ -96,9 +95,10 @@ def _measure(
 ) -> Collective:
     started = _start(count, environ, output, errors, meeting, backend)
     whole = count if meeting is None else 2 * count
-    deadline = time.monotonic() + limit.total_seconds()
+    code: int | None = None
     try:
-        code = _first_failure(started, deadline)
+        with suppress(subprocess.TimeoutExpired):
+            code = started.wait(limit.total_seconds())
     finally:
         _end(started)
     printed, complaints = _text(output), _text(errors)
@@ -132,7 +132,7 @@ def _start(
     errors: IO[bytes],
     meeting: Meeting | None,
     backend: str,
-) -> list[subprocess.Popen[bytes]]:
+) -> subprocess.Popen[bytes]:
     if meeting is None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -144,41 +144,21 @@ def _start(
     place = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # what it says of a lost store is a consequence
     given = {"NCCL_RUN_DIAGNOSTICS": "1", **quiet, **environ, **place}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROBE, backend, str(os.getpid())],
-            env={**os.environ, **given, "RANK": str(before + rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-        for rank in range(count)
-    ]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _PROBE, backend, str(os.getpid()), str(count), str(before)],
+        env={**os.environ, **given},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+    )
 
 
-def _first_failure(started: Sequence[subprocess.Popen[bytes]], deadline: float) -> int | None:
-    """The exit code of the first that fails, 0 when all have ended well; None at the deadline."""
-    waiting = list(started)
-    while waiting:
-        for process in list(waiting):
-            if (code := process.poll()) is not None:
-                if code != 0:
-                    return code
-                waiting.remove(process)
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.05)  # one of several children: no event says which is the first
-    return 0
-
-
-def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for process in started:
-        with suppress(subprocess.TimeoutExpired):  # the driver holds it: the kernel reaps it later
-            process.wait(_REAP_S)
+def _end(started: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # the driver holds it: the kernel reaps it later
+        started.wait(_REAP_S)
 
 
 def _text(file: IO[bytes]) -> str:
