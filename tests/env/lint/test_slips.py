@@ -169,6 +169,20 @@ def test_what_a_launcher_alone_is_given(given: str, lines: list[int]) -> None:
     assert "not-passed-on" not in ids(theirs, "yaml")
 
 
+def test_paths_of_a_container() -> None:
+    """Kubernetes leaves $NAME as it is; what a script writes is filled in before."""
+    entries = "- {name: LD_LIBRARY_PATH, value: '/a:VALUE'}\n"
+    text = f"kind: Pod\nspec:\n  containers:\n  - env:\n    {entries}"
+    lost = text.replace("VALUE", "$LD_LIBRARY_PATH")
+    assert [(f.rule, f.level, f.line) for f in found(lost, "yaml")] == [
+        ("unexpanded-path", "note", 5)
+    ]
+    assert "unexpanded-path" in ids(text.replace("VALUE", "${LD_LIBRARY_PATH}:/b"), "yaml")
+    for value in ("$(LD_LIBRARY_PATH)", "$LD_LIBRARY_PATHS", "/b"):
+        assert ids(text.replace("VALUE", value), "yaml") == set()
+    assert ids(f"cat <<EOF > pod.yaml\n{lost}EOF\nkubectl apply -f pod.yaml\n") == set()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

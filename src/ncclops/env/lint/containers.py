@@ -308,6 +308,11 @@ class _Reader:
             return
         value = fields.get("value", fields.get("Value"))
         if value is not None and value.id == "scalar":
+            # What another file writes fills in such names itself.
+            if self.offset == 0 and _has_itself(name.value, value.value):
+                slip = slips.unexpanded_path(name.value, self._line(value))
+                if slip not in self.found.slips:
+                    self.found.slips.append(slip)
             yield Setting(name.value, _value(value), self._line(value))
         elif len(fields) > 1 and value is None and is_setting_of_interest(name.value):
             yield Setting(name.value, None, self._line(name))
@@ -393,6 +398,12 @@ def _texts(node: Any) -> Iterator[str]:
         elif value.id == "sequence":
             for item in value.value:
                 yield from _texts(item)
+
+
+def _has_itself(name: str, value: str) -> bool:
+    """Whether a list of paths was to have its own old value in it."""
+    own = rf"(?:^|:)\$(?:{name}|\{{{name}\}})(?::|$)"
+    return name.endswith("PATH") and re.search(own, value) is not None
 
 
 def _is_shared(setting: Setting) -> bool:

@@ -42,7 +42,7 @@ def read_dockerfile(text: str, found: Found) -> None:
             for word in words_of(rest, line):
                 found.slips.extend(slips.of_path(word))
                 if own := _OWN_ESCAPED.fullmatch(word.raw):
-                    found.slips.append(slips.unexpanded_path(own[1], word.line))
+                    found.slips.append(slips.escaped_path(own[1], word.line))
         elif instruction in ("RUN", "CMD", "ENTRYPOINT"):
             if instruction == "RUN":
                 _command(rest, line, list(environment.values()), found)

@@ -31,8 +31,9 @@ def node_count(text: str) -> Literal["one", "many"] | None:
     None also where it says both: then it depends on what is run.
     """
     counts = re.findall(
-        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d{1,9})|^[^#\n]*?--nnodes[= ](\d{1,9})\b"
-        r"|^[ \t]*#PBS .*select=(\d{1,9})",
+        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d{1,9})"
+        r"|^[^#\n]*?--(?:nnodes|num[-_](?:nodes|machines))[= ](\d{1,9})\b"
+        r"|^[ \t]*#PBS .*select=(\d{1,9})|^#BSUB\s+-nnodes\s+(\d{1,9})",
         text,
         re.MULTILINE,
     )

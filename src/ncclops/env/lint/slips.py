@@ -137,7 +137,7 @@ def of_path(word: Word) -> Iterator[LintFinding]:
         )
 
 
-def unexpanded_path(name: str, line: int) -> LintFinding:
+def escaped_path(name: str, line: int) -> LintFinding:
     """``ENV LD_LIBRARY_PATH=/a:\\$LD_LIBRARY_PATH``."""
     return LintFinding(
         "unexpanded-path",
@@ -147,6 +147,20 @@ def unexpanded_path(name: str, line: int) -> LintFinding:
         " what the base image has in it is lost",
         f"write ${name} without the backslash",
         "Dockerfile reference, environment replacement",
+        line,
+    )
+
+
+def unexpanded_path(name: str, line: int) -> LintFinding:
+    """``{name: LD_LIBRARY_PATH, value: "/a:$LD_LIBRARY_PATH"}``."""
+    return LintFinding(
+        "unexpanded-path",
+        "note",
+        (name,),
+        f"{name}: Kubernetes fills in $(NAME) alone, and only what stands above in the list, so the"
+        f" text ${name} becomes an entry, and what the image has in it is lost",
+        "write all directories, or add to it in the command",
+        "Kubernetes, dependent environment variables",
         line,
     )
 
