@@ -209,6 +209,9 @@ def test_what_a_script_shows_about_its_job() -> None:
     assert node_count("#SBATCH --nodes=4\n") == "many"
     assert node_count("#SBATCH -N 1\n") == "one"
     assert node_count("torchrun --nnodes 2 t.py") == "many"
+    assert node_count("deepspeed --num_nodes=4 t.py") == "many"
+    assert node_count("accelerate launch --num_machines 1 t.py") == "one"
+    assert node_count("#BSUB -nnodes 4\n") == "many"
     assert node_count("torchrun --nnodes $N t.py") is None
     assert node_count(f"torchrun --nnodes {'9' * 5000} t.py") is None
     assert features("torchrun t.py --use-torch-fsdp2") == {"torchrun", "fsdp2"}

@@ -55,6 +55,11 @@ def ids(text: str, kind: Format = "shell") -> set[str]:
         ("export NCCL_IB_HCA=mx5_0,mlx5_2\npython t.py\n", "unlikely-adapter", 1),
         ("export UCX_NET_DEVICES=mxl5_0:1\npython t.py\n", "unlikely-adapter", 1),
         ("export NCCL_IB_HCA=^bntx_re0\npython t.py\n", "unlikely-adapter", 1),
+        ("export NCCL_IB_HCA=eth0\npython t.py\n", "unlikely-adapter", 1),
+        ("export NCCL_IB_HCA=mlx5_0,ipogif0\npython t.py\n", "unlikely-adapter", 1),
+        ("export NCCL_IB_HCA=mlx5_0:1,mlx5_1:1\npython t.py\n", "adapter-prefix", 1),
+        ("export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/a:\npython t.py\n", "empty-path-entry", 1),
+        ("LD_LIBRARY_PATH=/a::/b python t.py\n", "empty-path-entry", 1),
         ("export NCLL_DEBUG=WARN\npython t.py\n", "unknown-name", 1),
         ("export nccl_debug=WARN\npython t.py\n", "unknown-name", 1),
     ],
@@ -99,14 +104,83 @@ def test_what_is_meant_and_does_not_come_about(text: str, rule: str, line: int) 
         "#SBATCH -n 8\nexport NCCL_IB_TC=106\nmpirun --hostfile h t\n",
         "export NCCL_IB_HCA=mlx5_bond_0,mlx,mlx4_0,bnxt_re1,rocep1s0,rdma0,ib0,efa_0\npython t\n",
         "export RCCL_X=1 HCCL_DEBUG=1 nccl_dir=/x\npython t.py\n",
+        "export NCCL_IB_HCA==mlx5_1,mlx5_10 UCX_NET_DEVICES=eth0\npython t.py\n",
+        "export LD_LIBRARY_PATH=/a${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\npython t.py\n",
+        "export LD_LIBRARY_PATH=/a:$LD_LIBRARY_PATH APATH=/b:\npython t.py\n",
+        "#PBS -l select=2\nexport NCCL_IB_DISABLE=1 FI_CXI_DISABLE_HOST_REGISTER=1\npython t.py\n",
         "export NCCL_DEBUG=WARN\n. other.sh\n",
         "export CUDA_VISIBLE_DEVICES=0,1 CUBLAS_WORKSPACE_CONFIG=:4096:8\npython t.py\n",
-        "export NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_SOCKET_IFNAME=^lo,docker0\npython t.py\n",
+        "export NCCL_IB_HCA=mlx5_0,mlx5_2 NCCL_SOCKET_IFNAME=^lo,docker0\npython t.py\n",
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,some_new_key:1\npython t.py\n",
     ],
 )
 def test_what_is_right_or_cannot_be_known(text: str) -> None:
     assert ids(text) <= {"debug-level-not-effective"}
+
+
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ("ENV LD_LIBRARY_PATH=/a:\\$LD_LIBRARY_PATH", {"unexpanded-path"}),
+        ('ENV A=1 LD_LIBRARY_PATH="\\${LD_LIBRARY_PATH}:/a"', {"unexpanded-path"}),
+        ("ENV LD_LIBRARY_PATH=/a:/b:", {"empty-path-entry"}),
+        ("ENV LD_LIBRARY_PATH=/a:$LD_LIBRARY_PATH PATH=${PATH}:/b", set()),
+        ("ENV LD_LIBRARY_PATH=/a:\\$ORIGIN A_PATH=/b:\\$A_PATHS", set()),
+        ('RUN echo "export LD_LIBRARY_PATH=/a:\\$LD_LIBRARY_PATH" >> ~/.bashrc', set()),
+    ],
+)
+def test_paths_of_an_image(line: str, rules: set[str]) -> None:
+    assert ids(f"FROM x\n{line}\n", "dockerfile") == rules
+
+
+MPI_JOB = """
+kind: MPIJob
+spec:
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+          - env:
+            - {name: NCCL_IB_TC, value: "106"}
+            command: [bash, -c, "mpirun --allow-run-as-root -np 16 GIVEN ./t"]
+    Worker:
+      template:
+        spec:
+          containers:
+          - image: x
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ("-x LD_LIBRARY_PATH", [10]),
+        ("-x NCCL_IB_TC", []),
+        ("-x 'NCCL_*'", []),
+        ("$OPTIONS -x $NAMES", []),
+    ],
+)
+def test_what_a_launcher_alone_is_given(given: str, lines: list[int]) -> None:
+    """The ranks of an MPIJob run in its workers, which mpirun starts without its environment."""
+    text = MPI_JOB.replace("GIVEN", given)
+    assert [f.line for f in found(text, "yaml") if f.rule == "not-passed-on"] == lines
+    theirs = text.replace("- image: x", "- env: [{name: NCCL_IB_TC, value: '106'}]")
+    assert "not-passed-on" not in ids(theirs, "yaml")
+
+
+def test_paths_of_a_container() -> None:
+    """Kubernetes leaves $NAME as it is; what a script writes is filled in before."""
+    entries = "- {name: LD_LIBRARY_PATH, value: '/a:VALUE'}\n"
+    text = f"kind: Pod\nspec:\n  containers:\n  - env:\n    {entries}"
+    lost = text.replace("VALUE", "$LD_LIBRARY_PATH")
+    assert [(f.rule, f.level, f.line) for f in found(lost, "yaml")] == [
+        ("unexpanded-path", "note", 5)
+    ]
+    assert "unexpanded-path" in ids(text.replace("VALUE", "${LD_LIBRARY_PATH}:/b"), "yaml")
+    for value in ("$(LD_LIBRARY_PATH)", "$LD_LIBRARY_PATHS", "/b"):
+        assert ids(text.replace("VALUE", value), "yaml") == set()
+    assert ids(f"cat <<EOF > pod.yaml\n{lost}EOF\nkubectl apply -f pod.yaml\n") == set()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ncclops.env.values import problem_with
 
 # The ids of the findings below, for suppressions.
 CHECK_IDS = (
+    "adapter-prefix",
     "bad-value",
     "conf-file-line",
     "deprecated",
@@ -48,6 +49,8 @@ _WORDS = frozenset({"choices", "list_of", "words"})
 # Drivers by which RDMA adapters are named, and names that are none but nearly one of them.
 _ADAPTERS = ("mlx5", "mlx4", "bnxt", "ionic")
 _ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST"})
+# Names of Ethernet and Cray interfaces, which UCX takes and which are no names of RDMA adapters.
+_INTERFACE = re.compile(r"(?:eth|bond|hsn|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -186,11 +189,42 @@ def _value(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
         )
     elif setting.name in _ADAPTER_LISTS:
         yield from _adapters(setting, value)
+        if setting.name == "NCCL_IB_HCA":
+            yield from _prefixes(setting, value)
+
+
+def _prefixes(setting: Setting, value: str) -> Iterator[LintFinding]:
+    """``mlx5_1``, which NCCL takes for the beginning of a name; after ``=`` it does not."""
+    entries = [entry.strip().partition(":")[0] for entry in value.removeprefix("^").split(",")]
+    if "mlx5_1" in entries and "=" not in value:
+        yield LintFinding(
+            "adapter-prefix",
+            "note",
+            (setting.name,),
+            f"{setting.name}: mlx5_1 is the beginning of mlx5_10 to mlx5_19 as well, and NCCL takes"
+            " what begins so, on hosts that have them",
+            f"write {'^' if value.startswith('^') else ''}=NAME,… for these names alone",
+            "NCCL user guide, NCCL_IB_HCA",
+            setting.line,
+        )
 
 
 def _adapters(setting: Setting, value: str) -> Iterator[LintFinding]:
     """``mx5_0`` and ``mlx_1``: names that no driver gives, and one letter off one that does."""
     for entry in value.lstrip("^=").split(","):
+        if setting.name != "UCX_NET_DEVICES" and _INTERFACE.match(entry.strip()):
+            yield LintFinding(
+                "unlikely-adapter",
+                "warning",
+                (setting.name,),
+                f"{setting.name}: {entry.strip()} is the name of a network interface and not of an"
+                " RDMA adapter, and what matches none is left out without a word",
+                "name adapters as ibv_devices does; NCCL_SOCKET_IFNAME takes interfaces, and"
+                " NCCL_IB_DISABLE=1 says that none is meant",
+                "NCCL user guide, NCCL_IB_HCA",
+                setting.line,
+            )
+            continue
         match = re.match(r"([A-Za-z]+)(\d?)", entry.strip())
         if match is None or any(driver.startswith(entry.strip()) for driver in _ADAPTERS):
             continue

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 from ncclops.env.catalogue import catalogue
 from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest, watched
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.passing import names_passed, passed
+from ncclops.env.lint.passing import OPEN_MPI, is_of_ranks, names_passed, passed
 from ncclops.env.lint.shell import read_shell
 from ncclops.env.lint.words import NAME, Word, is_open, without_comment
 
@@ -160,6 +160,8 @@ class _Reader:
         for name, value in self._pairs(node):
             if name.endswith("ReplicaSpecs") and value.id == "mapping":
                 self._compare_roles(value)
+            if name == "mpiReplicaSpecs" and value.id == "mapping":
+                self._of_launcher(value)
             given = self._environment(name, value)
             if given is None:
                 rest.append((name, value))
@@ -201,6 +203,37 @@ class _Reader:
             alone = [s for s in alone if first or s.name not in theirs]
             if alone:
                 self.found.slips.append(slips.roles_differ(role, other, alone))
+
+    def _of_launcher(self, node: Any) -> None:
+        """What the launcher of an MPIJob is given, and its ``mpirun`` does not hand on.
+
+        Only where the workers are not given the same, and all of the command is written here.
+        """
+        roles = dict(self._pairs(node))
+        launcher, workers = roles.get("Launcher"), roles.get("Worker")
+        given = launcher and self._of_containers(launcher)
+        theirs = self._of_containers(workers) if workers else []
+        if not given or theirs is None:
+            return
+        words = [
+            word
+            for text in _texts(launcher)
+            for word in re.split(r"[\s\"',]+", text)
+            if word and word != "\\"
+        ]
+        passing = {word.partition("=")[0] for option, word in pairwise(words) if option == "-x"}
+        if (
+            not any(re.fullmatch(r"(?:\S*/)?mpirun", word) for word in words)
+            or OPEN_MPI.isdisjoint(words)
+            or any(re.search(r"[*$]", name) for name in passing)
+        ):
+            return
+        known = passing | {setting.name for setting in theirs}
+        names = [s.name for s in given if is_of_ranks(s.name) and s.name not in known]
+        if names and "mca_base_env_list" not in words:
+            line = next(s.line for s in given if s.name == names[0])
+            giver = "the launcher's container is given"
+            self.found.slips.append(slips.not_passed_on(names, line, True, giver))
 
     def _of_containers(self, node: Any, levels: int = 8) -> list[Setting] | None:
         """The environment of all containers below; None where it is not all written here."""
@@ -275,6 +308,11 @@ class _Reader:
             return
         value = fields.get("value", fields.get("Value"))
         if value is not None and value.id == "scalar":
+            # What another file writes fills in such names itself.
+            if self.offset == 0 and _has_itself(name.value, value.value):
+                slip = slips.unexpanded_path(name.value, self._line(value))
+                if slip not in self.found.slips:
+                    self.found.slips.append(slip)
             yield Setting(name.value, _value(value), self._line(value))
         elif len(fields) > 1 and value is None and is_setting_of_interest(name.value):
             yield Setting(name.value, None, self._line(name))
@@ -347,6 +385,25 @@ class _Reader:
     def _line(self, node: Any) -> int:
         line: int = node.start_mark.line + 1 + self.offset
         return line
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """All strings under ``command`` and ``args`` below ``node``, in order."""
+    for key, value in node.value if node.id == "mapping" else ():
+        if key.value in ("command", "args"):
+            items = value.value if value.id == "sequence" else [value]
+            yield from (item.value for item in items if item.id == "scalar")
+        elif value.id == "mapping":
+            yield from _texts(value)
+        elif value.id == "sequence":
+            for item in value.value:
+                yield from _texts(item)
+
+
+def _has_itself(name: str, value: str) -> bool:
+    """Whether a list of paths was to have its own old value in it."""
+    own = rf"(?:^|:)\$(?:{name}|\{{{name}\}})(?::|$)"
+    return name.endswith("PATH") and re.search(own, value) is not None
 
 
 def _is_shared(setting: Setting) -> bool:

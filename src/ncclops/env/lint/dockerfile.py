@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import ASSIGNMENT, value_of
@@ -13,6 +14,11 @@ from ncclops.env.lint.shell import read_shell
 from ncclops.env.lint.words import Word, words_of
 
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
+
+# A list of paths to which its own old value was to be added.
+_OWN_ESCAPED = re.compile(
+    r"((?:[A-Za-z_]\w*_)?PATH)=\"?(?:[^\\]*:)?\\\$(?:\1(?!\w)|\{\1\}).*", re.DOTALL
+)
 
 
 def read_dockerfile(text: str, found: Found) -> None:
@@ -33,6 +39,10 @@ def read_dockerfile(text: str, found: Found) -> None:
             for setting in _env(rest, line):
                 found.note(setting)
                 environment[setting.name] = setting
+            for word in words_of(rest, line):
+                found.slips.extend(slips.of_path(word))
+                if own := _OWN_ESCAPED.fullmatch(word.raw):
+                    found.slips.append(slips.escaped_path(own[1], word.line))
         elif instruction in ("RUN", "CMD", "ENTRYPOINT"):
             if instruction == "RUN":
                 _command(rest, line, list(environment.values()), found)

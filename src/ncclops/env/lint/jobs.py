@@ -14,8 +14,8 @@ _MARKS = {
     "ras-polling": r"\bncclras\b|\b28028\b",
     "rocm": r"(?i:rocm|librccl|\brccl)|\bRCCL_|\bHIP_[A-Z]|\bHSA_|\bROCR_VISIBLE_DEVICES\b"
     r"|\bPYTORCH_HIP_ALLOC_CONF\b|\bMI[23]\d\d[AX]\b|\bgfx9\d\w\b",
-    "net-plugin": r"\bFI_PROVIDER\b|\bFI_EFA_|\bOFI_NCCL_|\baws-ofi|\bgIB\b|fastrak|tcpx|\bcxi\b"
-    r"|libfabric",
+    "net-plugin": r"\bFI_PROVIDER\b|\bFI_EFA_|\bFI_CXI_|\bOFI_NCCL_|\baws-ofi|\bgIB\b|fastrak|tcpx"
+    r"|\bcxi\b|libfabric",
 }
 
 
@@ -31,8 +31,9 @@ def node_count(text: str) -> Literal["one", "many"] | None:
     None also where it says both: then it depends on what is run.
     """
     counts = re.findall(
-        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d{1,9})|^[^#\n]*?--nnodes[= ](\d{1,9})\b"
-        r"|^[ \t]*#PBS .*select=(\d{1,9})",
+        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d{1,9})"
+        r"|^[^#\n]*?--(?:nnodes|num[-_](?:nodes|machines))[= ](\d{1,9})\b"
+        r"|^[ \t]*#PBS .*select=(\d{1,9})|^#BSUB\s+-nnodes\s+(\d{1,9})",
         text,
         re.MULTILINE,
     )

@@ -74,7 +74,7 @@ def names_passed(words: Sequence[Word]) -> Iterator[str]:
 
 
 # What only Open MPI's mpirun takes, what only others take, and what hands on in another way.
-_OPEN_MPI = frozenset({"--mca", "-mca", "--allow-run-as-root", "-x", "--prefix", "--oversubscribe"})
+OPEN_MPI = frozenset({"--mca", "-mca", "--allow-run-as-root", "-x", "--prefix", "--oversubscribe"})
 _HYDRA = frozenset({"-ppn", "-f", "-genv", "-env", "-hosts", "-genvlist", "-genvall", "-launcher"})
 _WITH_TWO = frozenset({"--mca", "-mca", "--gmca", "-gmca", "-genv", "--genv", "-env", "--env"})
 _WITHOUT_VALUE = frozenset(
@@ -107,7 +107,7 @@ def kept_back(words: Sequence[Word], exported: Iterable[str]) -> tuple[list[str]
     """
     words = words[: _options_end(words)]
     texts = [word.text for word in words]
-    certain = not _OPEN_MPI.isdisjoint(texts)
+    certain = not OPEN_MPI.isdisjoint(texts)
     on_several = any(_HOST_FILE.fullmatch(text) for text in texts) or any(
         _HOSTS_OF.fullmatch(option) and "," in hosts for option, hosts in pairwise(texts)
     )
@@ -118,7 +118,12 @@ def kept_back(words: Sequence[Word], exported: Iterable[str]) -> tuple[list[str]
         if _OTHERWISE.fullmatch(after.text) or open_options:
             return [], certain
     given = {setting.name for setting in passed(words)} | set(names_passed(words))
-    return [n for n in exported if n.startswith(_OF_RANKS) and n not in given], certain
+    return [name for name in exported if is_of_ranks(name) and name not in given], certain
+
+
+def is_of_ranks(name: str) -> bool:
+    """Whether programs on every rank read it."""
+    return name.startswith(_OF_RANKS)
 
 
 def _of_option(text: str, word: Word, command: str) -> Iterator[Setting]:

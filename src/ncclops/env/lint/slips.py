@@ -14,6 +14,7 @@ from ncclops.env.lint.words import NAME, Word
 # The ids of the findings below, for suppressions.
 SLIP_IDS = (
     "cut-off-command",
+    "empty-path-entry",
     "not-passed-on",
     "only-these-exported",
     "roles-differ",
@@ -21,6 +22,7 @@ SLIP_IDS = (
     "set-twice",
     "set-after-job",
     "split-assignment",
+    "unexpanded-path",
     "unread-python",
 )
 # Variables whose values are lists, and what an entry of one looks like.
@@ -69,6 +71,7 @@ def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
         elif following is not None:
             yield from _cut_list(word, following)
         yield from _expanded(word)
+        yield from of_path(word)
 
 
 def _cut_list(word: Word, following: Word) -> Iterator[LintFinding]:
@@ -107,6 +110,59 @@ def of_command(words: Sequence[Word]) -> Iterator[LintFinding]:
         yield _split(words[0].text, words[0], words[1], third)
     if words:
         yield from _expanded(words[0])
+    for word in words:
+        if not ASSIGNMENT.fullmatch(word.text):
+            break
+        yield from of_path(word)
+
+
+def of_path(word: Word) -> Iterator[LintFinding]:
+    """``LD_LIBRARY_PATH=/a:`` and ``/a::/b``."""
+    match = ASSIGNMENT.fullmatch(word.text)
+    if match is None or match[1] != "LD_LIBRARY_PATH" or match[2]:
+        return
+    path = match[3]
+    for _ in range(3):  # ${A:+:$B} and ${A::1} have colons of their own
+        path = re.sub(r"\$\{[^{}]*\}", "$", path)
+    if "::" in path or (path.strip(":") and (path[0] == ":" or path[-1] == ":")):
+        yield LintFinding(
+            "empty-path-entry",
+            "note",
+            (match[1],),
+            f"{match[1]} has an empty entry, which is the current directory: a library that lies"
+            " there is loaded",
+            "take the colon away that nothing follows, or that another follows",
+            "ld.so(8)",
+            word.line,
+        )
+
+
+def escaped_path(name: str, line: int) -> LintFinding:
+    """``ENV LD_LIBRARY_PATH=/a:\\$LD_LIBRARY_PATH``."""
+    return LintFinding(
+        "unexpanded-path",
+        "warning",
+        (name,),
+        f"{name}: the backslash keeps its old value out: the text ${name} becomes an entry, and"
+        " what the base image has in it is lost",
+        f"write ${name} without the backslash",
+        "Dockerfile reference, environment replacement",
+        line,
+    )
+
+
+def unexpanded_path(name: str, line: int) -> LintFinding:
+    """``{name: LD_LIBRARY_PATH, value: "/a:$LD_LIBRARY_PATH"}``."""
+    return LintFinding(
+        "unexpanded-path",
+        "note",
+        (name,),
+        f"{name}: Kubernetes fills in $(NAME) alone, and only what stands above in the list, so the"
+        f" text ${name} becomes an entry, and what the image has in it is lost",
+        "write all directories, or add to it in the command",
+        "Kubernetes, dependent environment variables",
+        line,
+    )
 
 
 def _split(name: str, word: Word, following: Word, third: str) -> LintFinding:
@@ -211,14 +267,16 @@ def twice(first: Setting, second: Setting) -> LintFinding:
     )
 
 
-def not_passed_on(names: Sequence[str], line: int, certain: bool) -> LintFinding:
-    """``mpirun`` on several hosts, without ``-x`` for what this shell has exported."""
+def not_passed_on(
+    names: Sequence[str], line: int, certain: bool, giver: str = "this shell exports"
+) -> LintFinding:
+    """``mpirun`` on several hosts, without ``-x`` for what its environment has."""
     who = "Open MPI" if certain else "Open MPI, if this is its mpirun,"
     return LintFinding(
         "not-passed-on",
         "warning" if certain else "note",
         tuple(names),
-        f"{who} starts the ranks of other hosts without what this shell exports:"
+        f"{who} starts the ranks of other hosts without what {giver}:"
         f" {', '.join(names)} {'is' if len(names) == 1 else 'are'} not set there",
         "give each with -x NAME, or put NCCL's own into its configuration file on every host",
         _OPEN_MPI,
