@@ -48,7 +48,7 @@ _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off":
 _WORDS = frozenset({"choices", "list_of", "words"})
 # Drivers by which RDMA adapters are named, and names that are none but nearly one of them.
 _ADAPTERS = ("mlx5", "mlx4", "bnxt", "ionic")
-_ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST"})
+_ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES"})
 # Names of Ethernet and Cray interfaces, which UCX takes and which are no names of RDMA adapters.
 _INTERFACE = re.compile(r"(?:eth|bond|hsn|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
