@@ -286,7 +286,7 @@ def _required(variable: str, parameter: str) -> str:
     if not value:
         raise ValueError(
             f"TCPStore: {variable} is not set; start the script by `ncclops launch` or torchrun, "
-            f"which set it, or set it on every rank, or pass {parameter}= in store_kwargs, or point "
-            "NCCLOPS_STORE to a server"
+            f"which set it, or set it on every rank, or pass {parameter}= in store_kwargs, or "
+            "point NCCLOPS_STORE to a server"
         )
     return value
