@@ -37,6 +37,8 @@ _HARMLESS_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 # NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
 _LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
 LAST_ERROR_REACH = 160
+# Or on the same line, where whoever passes them on has joined the two.
+_SAME_LINE = "Last error: "
 # What collectors of logs write of a line: a JSON object, or with the entities of a web page.
 # (Most logs have neither: such patterns are compiled when one is met.)
 _JSON_MESSAGE = r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
@@ -135,12 +137,19 @@ def readings(text: str, before: bytes) -> list[str]:
         level = _HARMLESS_LEVEL.search(prefix[0])
         found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
-        found.append(f"NCCL WARN Last error: {found[-1]}")
+        found.extend(_as_warnings(found[-1]))
+    elif found[-1].startswith(_SAME_LINE):
+        found.extend(_as_warnings(found[-1].removeprefix(_SAME_LINE)))
     elif quoted := _QUOTED_LAST_ERROR.search(text):
-        found.append(f"NCCL WARN Last error: {quoted[1]}")
+        found.extend(_as_warnings(quoted[1]))
     elif (old := _OLD_NCCL.search(found[-1])) is not None:
         found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
+
+
+def _as_warnings(last_error: str) -> tuple[str, str]:
+    """NCCL's last error as the warning that it was, and as what some signatures know it by."""
+    return f"NCCL WARN {last_error}", f"NCCL WARN Last error: {last_error}"
 
 
 def _as_collected(text: str) -> str | None:
