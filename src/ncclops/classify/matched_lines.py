@@ -37,14 +37,15 @@ _HARMLESS_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 # NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
 _LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
 LAST_ERROR_REACH = 160
-# Or on the same line, where whoever passes them on has joined the two.
-_SAME_LINE = "Last error: "
 # What collectors of logs write of a line: a JSON object, or with the entities of a web page.
 # (Most logs have neither: such patterns are compiled when one is met.)
 _JSON_MESSAGE = r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
 _ENTITIES = {"&gt;": ">", "&lt;": "<", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&"}
-# XLA has NCCL's last words on the same line.
-_QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
+# XLA has NCCL's last words on the same line, as has what joins the lines of an exception.
+_QUOTED_LAST_ERROR = re.compile(
+    r"Last NCCL warning\(error\) log entry[^']*'([^']+)'"
+    r"|\bnccl[A-Z]\w+: [^\n]*?\bLast error: ?(?:\\n)?(\S[^\n]*)"
+)
 # A rank that begins to write where the line of another process has not ended.
 _NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
 # NCCL before 2.4 wrote its levels without its name.
@@ -138,10 +139,8 @@ def readings(text: str, before: bytes) -> list[str]:
         found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
         found.extend(_as_warnings(found[-1]))
-    elif found[-1].startswith(_SAME_LINE):
-        found.extend(_as_warnings(found[-1].removeprefix(_SAME_LINE)))
-    elif quoted := _QUOTED_LAST_ERROR.search(text):
-        found.extend(_as_warnings(quoted[1]))
+    elif "Last " in text and (quoted := _QUOTED_LAST_ERROR.search(text)) is not None:
+        found.extend(_as_warnings(quoted[1] or quoted[2]))
     elif (old := _OLD_NCCL.search(found[-1])) is not None:
         found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
