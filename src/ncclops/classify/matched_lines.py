@@ -41,8 +41,11 @@ LAST_ERROR_REACH = 160
 # (Most logs have neither: such patterns are compiled when one is met.)
 _JSON_MESSAGE = r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
 _ENTITIES = {"&gt;": ">", "&lt;": "<", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&"}
-# XLA has NCCL's last words on the same line.
-_QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
+# XLA has NCCL's last words on the same line, as has what joins the lines of an exception.
+_QUOTED_LAST_ERROR = re.compile(
+    r"Last NCCL warning\(error\) log entry[^']*'([^']+)'"
+    r"|\bnccl[A-Z]\w+: [^\n]*?\bLast error: ?(?:\\n)?(\S[^\n]*)"
+)
 # A rank that begins to write where the line of another process has not ended.
 _NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
 # NCCL before 2.4 wrote its levels without its name.
@@ -135,12 +138,17 @@ def readings(text: str, before: bytes) -> list[str]:
         level = _HARMLESS_LEVEL.search(prefix[0])
         found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
-        found.append(f"NCCL WARN Last error: {found[-1]}")
-    elif quoted := _QUOTED_LAST_ERROR.search(text):
-        found.append(f"NCCL WARN Last error: {quoted[1]}")
+        found.extend(_as_warnings(found[-1]))
+    elif "Last " in text and (quoted := _QUOTED_LAST_ERROR.search(text)) is not None:
+        found.extend(_as_warnings(quoted[1] or quoted[2]))
     elif (old := _OLD_NCCL.search(found[-1])) is not None:
         found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
+
+
+def _as_warnings(last_error: str) -> tuple[str, str]:
+    """NCCL's last error as the warning that it was, and as what some signatures know it by."""
+    return f"NCCL WARN {last_error}", f"NCCL WARN Last error: {last_error}"
 
 
 def _as_collected(text: str) -> str | None:
