@@ -42,10 +42,8 @@ class RetryController(Initialize):
             "min_world_size": min_world_size,
             "min_active_world_size": min_active_world_size,
         }
-        for name, limit in limits.items():
-            if not isinstance(
-                limit, SupportsIndex
-            ):  # at the first restart it would be too late to find out
+        for name, limit in limits.items():  # at the first restart it would be too late to find out
+            if not isinstance(limit, SupportsIndex):
                 raise TypeError(f"RetryController: {name} must be an integer, not {limit!r}")
         self.max_iterations = max_iterations
         self.min_world_size = min_world_size
