@@ -18,6 +18,8 @@ from ncclops.preflight.checks.look import (
     is_mapped,
     is_root,
     is_virtual,
+    memory_bytes,
+    mounts,
     size,
     soft_limit,
     some,
@@ -59,7 +61,7 @@ def shm(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "no mount of /dev/shm is to be seen")
     elif whole < least:
         # Half of a small machine's memory, as by default, is no mistake of whoever mounted it.
-        memory = _memory(node.files)
+        memory = memory_bytes(node.files)
         is_small = memory is not None and whole >= memory * 0.45 and not node.gpus
         yield check.warn(HOST, size(whole)) if is_small else check.bad(HOST, size(whole))
     elif free is not None and free < least:
@@ -450,24 +452,13 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _memory(files: Files) -> int | None:
-    """The machine's memory, in bytes."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", files.text("proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
 def _mounted_size(files: Files) -> int | None:
     """What the list of mounts says of ``/dev/shm``; half of the memory where it says nothing."""
-    mounts = files.text("proc/self/mounts") or files.text("proc/mounts") or ""
-    options = [
-        words[3]
-        for line in mounts.splitlines()
-        if (words := line.split())[1:2] == ["/dev/shm"] and len(words) > 3
-    ]
+    options = [options for place, options in mounts(files) if place == "/dev/shm"]
     if not options:
         return None
     match = re.search(r"(?:^|,)size=(\d+)([kmgKMG%]?)", options[-1])
-    total = _memory(files)
+    total = memory_bytes(files)
     if match is None:
         return None if total is None else total // 2
     if match[2] == "%":

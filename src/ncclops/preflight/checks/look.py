@@ -111,6 +111,20 @@ def has_pci_gpu(files: Files) -> bool:
     )
 
 
+def memory_bytes(files: Files, name: str = "MemTotal") -> int | None:
+    """A figure of ``/proc/meminfo``, in bytes; by default the machine's memory."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", files.text("proc/meminfo") or "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def mounts(files: Files) -> Iterator[tuple[str, str]]:
+    """Where something is mounted, and its options; what covers another comes after it."""
+    text = files.text("proc/self/mounts") or files.text("proc/mounts") or ""
+    for line in text.splitlines():
+        if len(words := line.split()) > 3:
+            yield words[1], words[3]
+
+
 def size(count: int) -> str:
     """Bytes as people write them."""
     if count >= UNLIMITED:

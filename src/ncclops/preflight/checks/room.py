@@ -6,7 +6,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
-from ncclops.preflight.checks.look import HOST, Rule, cpu_list, size, some, status_of
+from ncclops.preflight.checks.look import (
+    HOST,
+    Rule,
+    cpu_list,
+    memory_bytes,
+    mounts,
+    size,
+    some,
+    status_of,
+)
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Node
 from ncclops.whole_numbers import whole_number
@@ -18,8 +27,7 @@ _MEMORY = r"sys/fs/cgroup/(?:.*/)?memory\.(?:max|high|limit_in_bytes)"
 
 def memory(check: Check, node: Node) -> Iterator[Finding]:
     """The tightest control group's, for each GPU; without one, whether the host has some left."""
-    info = dict(re.findall(r"^(\w+):\s+(\d+) kB", node.files.text("proc/meminfo") or "", re.M))
-    total, free = (int(info.get(name, 0)) << 10 for name in ("MemTotal", "MemAvailable"))
+    total, free = memory_bytes(node.files), memory_bytes(node.files, "MemAvailable")
     if not total:
         yield check.unknown(HOST, "/proc/meminfo does not say it")
         return
@@ -35,7 +43,7 @@ def memory(check: Check, node: Node) -> Iterator[Finding]:
         said = f"{size(most)} of {size(total)}{whose}: /{path}"
         is_small = most < check.limit("bytes") * ranks and node.gpus
         yield check.bad(HOST, said) if is_small else check.ok(HOST, said)
-    elif 0 < free < min(check.limit("share") * total, check.limit("bytes") * ranks):
+    elif free and free < min(check.limit("share") * total, check.limit("bytes") * ranks):
         yield check.bad(HOST, f"{size(free)} of {size(total)} left{whose}", "left")
     else:
         yield check.ok(HOST, f"{size(total)}, no limit")
@@ -83,12 +91,10 @@ def conntrack(check: Check, node: Node) -> Iterator[Finding]:
 def programs(check: Check, node: Node) -> Iterator[Finding]:
     """Where torch.compile and Triton put what they have built."""
     place = node.environ.get("TMPDIR") or "/tmp"
-    mounts = node.files.text("proc/self/mounts") or node.files.text("proc/mounts") or ""
     found = [
-        (len(words[1]), number, words[1], words[3])
-        for number, line in enumerate(mounts.splitlines())
-        if len(words := line.split()) > 3
-        and f"{place.rstrip('/')}/".startswith(f"{words[1].rstrip('/')}/")
+        (len(mount), number, mount, options)
+        for number, (mount, options) in enumerate(mounts(node.files))
+        if f"{place.rstrip('/')}/".startswith(f"{mount.rstrip('/')}/")
     ]
     if not found:
         yield check.unknown(HOST, f"what holds {place} is not to be seen")

@@ -84,9 +84,7 @@ def _of_few_hosts(
     for host in few:
         own = {edge for edge in losing if host in edge}
         ends = {end for edge in own for end in edge}
-        members = [{*each} - {host} for named in groups.values() for each in named.values()]
-        is_everywhere = all(ends & each for each in members if each)
-        if 2 * len(ends & others) < len(others) or not is_everywhere:
+        if 2 * len(ends & others) < len(others) or not _is_in_every_group(host, ends, groups):
             return []
         towards = [edge for edge in own if others.intersection(edge)]
         shape, places = next(
@@ -106,6 +104,12 @@ def _is_known(hosts: set[int], lost: set[Edge]) -> bool:
     return len(hosts) > _OTHERS and 2 * len(edges & lost) < len(edges)
 
 
+def _is_in_every_group(host: int, ends: set[int], groups: Groups) -> bool:
+    """Whether some of ``ends`` are in each group that has others than ``host``."""
+    members = [{*each} - {host} for named in groups.values() for each in named.values()]
+    return all(ends & each for each in members if each)
+
+
 def _of_one_host(
     live: Sequence[int], losses: list[Claim], lost: set[Edge], groups: Groups
 ) -> list[Claim]:
@@ -123,9 +127,8 @@ def _of_one_host(
         others = {end for edge in edges for end in edge} - hosts
         rest = [each for each in live if each not in others | hosts]
         quiet = [n for n in rest if any((host, n)[:: 1 - 2 * p] not in lost for p in places)]
-        members = [{*each} - hosts for named in groups.values() for each in named.values()]
-        is_everywhere = all(others & each for each in members if each)
-        if _OTHERS <= len(others) >= len(quiet) and is_everywhere:
+        is_host_s = _OTHERS <= len(others) >= len(quiet)
+        if is_host_s and _is_in_every_group(host, others, groups):
             return [Claim(shape, (host,), in_part=bool(quiet), explained=edges)]
     return losses
 
