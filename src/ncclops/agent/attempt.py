@@ -72,8 +72,8 @@ _LEFTOVER_GRACE = timedelta(seconds=5)
 _EXITS_WITHIN_S = 10.0
 # For a rank to notice that the job is done and to end what looks after it: some seconds at most.
 _LEAVES_WITHIN_S = 30.0
-# It knows of the ranks that have ended here in a second, and then leaves.
-_OTHERS_TELL_WITHIN = timedelta(seconds=5)
+# For a rank elsewhere, which knows of those that have ended here in a second, and then leaves.
+_OTHERS_REPORT_WITHIN = timedelta(seconds=5)
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
 _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
 # `backlog.Patience` ends the reading before; beyond this the file system does not answer.
@@ -242,10 +242,9 @@ class RunningAttempt:
             # All of them are leaving by themselves and report why; most need no signal.
             done = lambda: not team.running() or context.stop.asked  # noqa: E731
             await context.condition.until(done, self._job.stop_grace)
-            context.coordinator.share_at_work(bool(team.running()))
             if not team.escalation.knows_failure:
                 # A rank elsewhere may, and needs our monitor processes and our store to tell.
-                await context.condition.until(self._others_have_told, _OTHERS_TELL_WITHIN)
+                await context.condition.until(self._others_have_ended, _OTHERS_REPORT_WITHIN)
         if not team.running():
             return
         others = context.coordinator.stop_agreement()
@@ -274,7 +273,7 @@ class RunningAttempt:
             self._scan.pass_over({worker.rank for worker in team.running()})
             await stop.end_rest()
 
-    def _others_have_told(self) -> bool:
+    def _others_have_ended(self) -> bool:
         return self._context.stop.asked or not self._context.coordinator.others_work()
 
     async def _collect_snapshots(self) -> None:
@@ -532,8 +531,8 @@ class RunningAttempt:
 
     def _share_at_work(self) -> None:
         """Tell the other nodes, of which a rank is to wait for others only as long as some work."""
-        at_work = bool(self.team.at_work())
-        if at_work != self._is_at_work and (at_work or self.team.returning):
+        team, at_work = self.team, bool(self.team.at_work())
+        if at_work != self._is_at_work and (at_work or team.returning or team.escalation):
             self._is_at_work = at_work
             self._context.coordinator.share_at_work(at_work)
 

@@ -19,8 +19,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 from ncclops.host.prctl import die_with_parent
@@ -71,14 +73,19 @@ def _end_all(ranks: set[int], code: int) -> None:
 def _fork(backend: str, rank: int, local: int) -> int:
     """The process of ``rank``, which ends with this one."""
     leader = os.getpid()
-    if pid := os.fork():
-        return pid
-    code = 1
-    try:
+    if (pid := os.fork()) == 0:
         die_with_parent(leader, signal.SIGKILL)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
-        code = _take_part(backend, rank, local)
-    except Exception:  # noqa: BLE001 - whatever it is, it is what this rank says
+        _end_with(partial(_take_part, backend, rank, local))
+    return pid
+
+
+def _end_with(work: Callable[[], int]) -> NoReturn:
+    """Do ``work``, and end this process with its exit code, or 1 for an exception."""
+    code = 1
+    try:
+        code = work()
+    except Exception:  # noqa: BLE001 - whatever it is, it is what this process says
         traceback.print_exc()
     finally:
         _end(code)
@@ -192,8 +199,4 @@ def _is_all(values: Any, wanted: float) -> bool:
 
 
 if __name__ == "__main__":
-    try:
-        _end(main(*sys.argv[1:]))
-    except Exception:  # noqa: BLE001 - as of a rank
-        traceback.print_exc()
-        _end(1)
+    _end_with(partial(main, *sys.argv[1:]))
