@@ -197,11 +197,10 @@ def handles_on(inodes: Collection[int]) -> list[socket.socket]:
 
 def _gloo_epolls() -> set[int]:
     """The epoll instances that Gloo's threads wait in."""
-    found: set[int] = set()
     if not system_calls_are_told():
-        return (
-            {fd for fd, target in _descriptors() if target == _EPOLL} if gloo_threads() else found
-        )
+        epolls = {fd for fd, target in _descriptors() if target == _EPOLL}
+        return epolls if gloo_threads() else set()
+    found: set[int] = set()
     for look in range(1, _LOOKS + 1):
         names = names_of_threads()
         named = [task for task, name in names.items() if name == _THREAD_NAME]

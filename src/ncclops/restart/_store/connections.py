@@ -43,8 +43,8 @@ Address = tuple[str | None, int]
 _NO_LIMIT_S = -1.0
 # A wait that is to be ended is not held up for longer by the lookup of a name.
 _NAME_WITHIN_S = 1.0
-# A store of the function's own whose server does not answer holds up no restart for longer, and a
-# server that is only looked for no call.
+# How long a server is looked for: one of the function's own holds up no restart for longer, and
+# ours, while a connection to it is being made, no call.
 _SERVER_WITHIN_S = 1.0
 # Functions of torch.
 _MAKERS = frozenset({"_new_process_group_helper", "_reconfigure"})
