@@ -1,4 +1,6 @@
-"""Run the core's tests under several versions of Python and torch; print the table of restart.md.
+"""Run the core's tests under several versions of Python and torch; print the table of those.
+
+The table is in docs/restart-versions.md.
 
     python scripts/compatibility.py [--python 3.12] [--torch 2.5.1] [--pair 3.12:2.14.1] ...
                                     [--faults] [--directory DIR] [--result FILE] [--table]
@@ -277,7 +279,7 @@ def outcome(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """As docs/restart.md has it."""
+    """As docs/restart-versions.md has it."""
     lines = ["| Python | torch | run | result |", "|---|---|---|---|"]
     lines += [f"| {row.python} | {row.torch} | {row.tests} | {outcome(row)} |" for row in rows]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from .conftest import LANES, Job, lanes, wait_until
 from .test_faults import causes, returned_from
 
 # Killed in ``initialize`` it leaves the others in NCCL, in the making of a communicator: that ends
-# them, see docs/restart.md.
+# them, see docs/restart-internals.md.
 PLACES = [("gloo", "finalize", 0), ("gloo", "health_check", 2), ("gloo", "initialize", 0)]
 PLACES += [("nccl", "finalize", 2), ("nccl", "health_check", 0)]
 THE_OTHER_RANK = [(lane, place, 2 - on) for lane, place, on in PLACES]

@@ -6,7 +6,7 @@ which the monitor processes rely on. Nothing else of ncclops is imported: what t
 outside is handed in (``snapshots``).
 
 The threads and processes of one call of a wrapped function. What each waits on, how long and who
-wakes it is a table in docs/restart.md:
+wakes it is a table in docs/restart-internals.md:
 
 ====================  ==============================  ============================================
 thread or process     code                            does

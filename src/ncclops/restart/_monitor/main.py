@@ -11,7 +11,8 @@ It waits in one ``select`` on everything that can happen:
 
 It never uses the store. What has to be recorded there is *reported* to a main process that is
 alive, see ``_monitor.reports``. If no main process is left, no rank is left that would need to
-know. Standard library only: ``torch`` would take seconds and 200 MB. See docs/restart.md.
+know. Standard library only: ``torch`` would take seconds and 200 MB. See
+docs/restart-internals.md.
 """
 
 from __future__ import annotations
