@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import signal
 import threading
@@ -17,6 +19,10 @@ from ncclops.record.events import BootstrappedEvent, EventsLostEvent, FaultEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.run_record import RunRecord
 from ncclops.record.verdict_record import VerdictRecord
+
+FAILED = VerdictRecord(
+    run_id="r", outcome="failed", exit_code=1, reason="x" * 10_000, attempts=1, seconds=1
+)
 
 
 def create(path: Path) -> RunDirectory:
@@ -35,6 +41,24 @@ def test_events_are_whole_lines_as_soon_as_they_are_written(tmp_path: Path) -> N
         "node": "n0",
         "cause": "é\nline",
     }
+
+
+def test_a_file_system_needs_no_files_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS, and others that are shared by nodes, know no ``O_TMPFILE``."""
+    opened = os.open
+
+    def without_nameless(path: Path, flags: int, *more: int, **options: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", without_nameless)
+    run = create(tmp_path / "run")
+    run.write_verdict(FAILED)
+    assert run.verdict_problem is None and run.paths.verdict.exists()
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".verdict")]
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
@@ -111,16 +135,7 @@ def test_a_full_disk_is_reported_once_and_does_not_end_the_run(
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
         run.add(StepEvent(step=1))
         run.add(StepEvent(step=1))
-        run.write_verdict(
-            VerdictRecord(
-                run_id="r",
-                outcome="failed",
-                exit_code=1,
-                reason="x" * 10_000,
-                attempts=1,
-                seconds=1,
-            )
-        )
+        run.write_verdict(FAILED)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, earlier)

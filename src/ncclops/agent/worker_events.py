@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic
 
 from ncclops.record.lines import Decode, Record, RecordReader
-from ncclops.record.tail import FALLBACK_INTERVAL_S, GrowthWatch
+from ncclops.record.tail import GrowthWatch
 
 Deliver = Callable[[int, Record], None]
 
@@ -25,7 +25,6 @@ class WorkerEvents(Generic[Record]):
         self._deliver = deliver
         self._watch = GrowthWatch()
         self._readers: dict[int, RecordReader[Record]] = {}
-        self._closed = False
 
     def follow(self, files: Mapping[int, Path]) -> None:
         """Follow these too; a rank whose file is followed already stays as it is.
@@ -52,11 +51,7 @@ class WorkerEvents(Generic[Record]):
 
     def open(self) -> None:
         """Start delivering; call in the event loop."""
-        loop = asyncio.get_running_loop()
-        if self._watch.has_events:
-            loop.add_reader(self._watch.fileno(), self._on_growth)
-        else:
-            self._look_now_and_then()
+        asyncio.get_running_loop().add_reader(self._watch.fileno(), self._on_growth)
 
     def collect(self) -> None:
         """Deliver what is there now, such as the last events of a worker that has just ended."""
@@ -69,7 +64,6 @@ class WorkerEvents(Generic[Record]):
         self.collect()
         asyncio.get_running_loop().remove_reader(self._watch.fileno())
         self._watch.close()
-        self._closed = True
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
@@ -77,9 +71,3 @@ class WorkerEvents(Generic[Record]):
     def _on_growth(self) -> None:
         self._watch.wait()  # returns at once, and clears what woke us
         self.collect()
-
-    def _look_now_and_then(self) -> None:
-        # Only without inotify; see FALLBACK_INTERVAL_S.
-        if not self._closed:
-            self.collect()
-            asyncio.get_running_loop().call_later(FALLBACK_INTERVAL_S, self._look_now_and_then)

@@ -22,8 +22,7 @@ from ncclops.host.software import installed_nccl, installed_torch
 from ncclops.host_name import host_name
 from ncclops.record import documents
 from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
-from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE
-from ncclops.record.paths import RunPaths
+from ncclops.record.paths import ENVIRONMENT_FILE, RunPaths
 from ncclops.record.regular_file import write_named
 from ncclops.record.run_record import RUN
 from ncclops.redaction.marks import marks_of

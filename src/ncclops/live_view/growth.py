@@ -24,13 +24,12 @@ class Growth:
 
     @property
     def files(self) -> Sequence[int]:
-        """Readable when it grows; none while that is known already, or cannot be known."""
-        is_known = self.has_grown or not self._watch.has_events
-        return () if is_known else (self._watch.fileno(),)
+        """Readable when it grows; none while that is known already."""
+        return () if self.has_grown else (self._watch.fileno(),)
 
     def take(self) -> None:
         """Note what the kernel has reported."""
-        if self._watch.has_events and select.select([self._watch.fileno()], [], [], 0)[0]:
+        if select.select([self._watch.fileno()], [], [], 0)[0]:
             self._watch.wait()
             self.has_grown = True
 

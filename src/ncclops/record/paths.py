@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_PARENT = Path("runs")
-RUN, EVENTS, VERDICT = "run.json", "events.jsonl", "verdict.json"
-PREFLIGHT = "preflight.json"
+RUN_FILE, EVENTS, VERDICT_FILE = "run.json", "events.jsonl", "verdict.json"
+PREFLIGHT_FILE = "preflight.json"
 AGENT_LOG, STORE_LOG, NODES_LOG = "agent.log", "store.log", "nodes.log"
 FORK_SERVER_LOG = "fork-server.log"
-RECEIPT, ENVIRONMENT, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
+RECEIPT, ENVIRONMENT_FILE, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
 INCIDENT = "incident.json"
 NCCL_LOG = "nccl.log"
 
@@ -76,7 +76,7 @@ class RankPaths:
     @property
     def environment(self) -> Path:
         """Its environment, secrets redacted."""
-        return self.root / ENVIRONMENT
+        return self.root / ENVIRONMENT_FILE
 
     @property
     def snapshot_server(self) -> Path:
@@ -96,7 +96,7 @@ class RunPaths:
 
     @property
     def run(self) -> Path:
-        return self.root / RUN
+        return self.root / RUN_FILE
 
     @property
     def events(self) -> Path:
@@ -104,12 +104,12 @@ class RunPaths:
 
     @property
     def verdict(self) -> Path:
-        return self.root / VERDICT
+        return self.root / VERDICT_FILE
 
     @property
     def preflight(self) -> Path:
         """The last check before a start, as ``ncclops preflight --json`` has it."""
-        return self.root / PREFLIGHT
+        return self.root / PREFLIGHT_FILE
 
     @property
     def agent_log(self) -> Path:

@@ -20,7 +20,7 @@ from ncclops.exhausted import reason
 from ncclops.record import answer, event_log
 from ncclops.record.events import Event, EventsLostEvent
 from ncclops.record.line_writer import LineWriter
-from ncclops.record.paths import DEFAULT_PARENT, RunPaths
+from ncclops.record.paths import DEFAULT_PARENT, VERDICT_FILE, RunPaths
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
 
@@ -227,7 +227,7 @@ def _open_nameless(directory: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    fd, name = tempfile.mkstemp(prefix=f".{VERDICT}.", dir=directory)
+    fd, name = tempfile.mkstemp(prefix=f".{VERDICT_FILE}.", dir=directory)
     Path(name).unlink()
     return fd
 

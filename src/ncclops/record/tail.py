@@ -18,9 +18,10 @@ _IN_MODIFY = 0x2
 _LONGEST_LINE = 16 << 20
 _CHUNK = 1 << 18
 _PEEK = 4096
-# Only where inotify is not to be had (the limit on instances per user is 128, and containers
-# share it): there is no other event for "this file has grown".
-FALLBACK_INTERVAL_S = 0.1
+# A timer, only where inotify is not to be had (the limits on instances and on watches are a user's,
+# and editors and containers share them): there is no other event for "this file has grown".
+_LOOK_EVERY_NS = 100_000_000
+_CLOCK_MONOTONIC = 1
 
 
 class LineReader:
@@ -104,26 +105,27 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 class GrowthWatch:
-    """Blocks until one of some files has grown, or until another thread calls :meth:`wake`."""
+    """Blocks until one of some files has grown, or until another thread calls :meth:`wake`.
+
+    Where the kernel cannot watch them all, ten times a second they are taken to have grown.
+    """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._timer = -1
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
         self._poller = select.epoll()
         self._poller.register(self._waker, select.EPOLLIN)
         if self._inotify >= 0:
             self._poller.register(self._inotify, select.EPOLLIN)
+        else:
+            self._start_timer()
 
     def fileno(self) -> int:
         """Readable when :meth:`wait` would return at once, for use in an event loop."""
         return self._poller.fileno()
-
-    @property
-    def has_events(self) -> bool:
-        """Whether the kernel reports growth; otherwise the files have to be polled."""
-        return bool(self._inotify >= 0)
 
     def add(self, path: Path) -> None:
         """Watch ``path``, which must exist."""
@@ -136,10 +138,18 @@ class GrowthWatch:
         self._poller.unregister(self._inotify)
         os.close(self._inotify)
         self._inotify = -1
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        times = (ctypes.c_long * 4)(0, _LOOK_EVERY_NS, 0, _LOOK_EVERY_NS)  # struct itimerspec
+        if self._timer < 0 or self._libc.timerfd_settime(self._timer, 0, times, None) < 0:
+            raise OSError(ctypes.get_errno(), f"timerfd: {os.strerror(ctypes.get_errno())}")
+        self._poller.register(self._timer, select.EPOLLIN)
 
     def wait(self) -> None:
         """Return when a file has grown since the last call, or after :meth:`wake`."""
-        for fd, _ in self._poller.poll(None if self.has_events else FALLBACK_INTERVAL_S):
+        for fd, _ in self._poller.poll():
             with suppress(BlockingIOError):
                 os.read(fd, 1 << 16)
 
@@ -157,8 +167,9 @@ class GrowthWatch:
         with self._closing:
             os.close(self._waker)
             self._waker = -1
-        if self._inotify >= 0:
-            os.close(self._inotify)
+        for fd in (self._inotify, self._timer):
+            if fd >= 0:
+                os.close(fd)
 
 
 def last_lines(path: Path, count: int, limit_bytes: int = 64 << 10) -> list[str]:
