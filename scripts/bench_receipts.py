@@ -64,7 +64,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as run_dir:
         os.environ |= {"NCCLOPS_RUN_DIR": run_dir, "RANK": "0"}
         from ncclops.receipts import recorder
-        from ncclops.record import stop_point
+        from ncclops.record import shared_page, stop_point
+        from ncclops.record.paths import RunPaths
         from ncclops.timeouts.settle import settle
         from ncclops.worker.group_timeouts import GroupTimeouts
         from ncclops.worker.timeout_phases import TimeoutPhases
@@ -76,7 +77,7 @@ def main() -> None:
         show("receipt.step, back to back", step_costs_us(arguments.steps, 0))
         show("receipt.step, 2 ms apart", step_costs_us(arguments.steps // 20, 0.002))
         recorder.current().close()
-        stop_point.settle(Path(run_dir))
+        shared_page.settle(RunPaths(Path(run_dir)).stop_page)
         del page
     log_rates(100_000)
 

@@ -138,6 +138,7 @@ def test_the_line_while_waiting_names_nodes_that_are_there_and_missing(
     [
         ((), "1/3 nodes: n1; waiting for node 1 node 2"),
         (("n1", "n2", "n3"), "1/3 nodes: n1; waiting for n2 n3"),
+        (("n1", "n2"), "1/3 nodes: n1; waiting for n2 node 2"),
     ],
 )
 def test_where_ranks_are_given_the_missing_ones_are_named(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.record import progress, shared_page, stop_point
+from ncclops.record import progress, shared_page
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.stop_point import Clock, StopPage
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("run")
     yield directory
     shared_page.settle(RunPaths(directory).rank(0).progress)
-    stop_point.settle(directory)
+    shared_page.settle(RunPaths(directory).stop_page)
 
 
 @settings(max_examples=50)

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from ncclops.restart._instant import Instant
+from ncclops.restart._monitor import client as monitor_client
 from ncclops.restart._monitor.client import MonitorClient
 from ncclops.restart.agreement import Agreement, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
@@ -33,7 +34,7 @@ DIED = Fault(
 
 
 @contextmanager
-def client(store: HashStore) -> Iterator[MonitorClient]:
+def client(store: HashStore, ledger: Ledger | None = None) -> Iterator[MonitorClient]:
     """Rank 0's, of two; its monitor process is not started."""
     monitor = MonitorProcess(
         MonitorProcessSettings(0, "127.0.0.1", SOON, SOON, SOON, SOON, SOON, None, None, None, None)
@@ -43,7 +44,7 @@ def client(store: HashStore) -> Iterator[MonitorClient]:
         2,
         threading.get_ident(),
         monitor,
-        lambda: Ledger(store, 2),
+        lambda: ledger or Ledger(store, 2),
         look_again=lambda _: None,
         fault_seen_in=lambda: None,
     )
@@ -111,3 +112,34 @@ def test_a_suspicion_ends_when_the_neighbour_hears_the_rank_again(is_heard_again
         timer.start()
         assert judged.wait(SOON.total_seconds())
         assert (1 in reports._reported) is not is_heard_again
+
+
+class FailsOnce(Ledger):
+    """The store does not answer when the suspicion is judged for the first time."""
+
+    asked = 0
+
+    def vouches(self, initial_rank: int) -> int:
+        type(self).asked += 1
+        if self.asked == 2:
+            raise ConnectionError("the store does not answer")
+        return super().vouches(initial_rank)
+
+
+def test_a_suspicion_that_could_not_be_judged_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its neighbour goes on to suspect the rank, which nobody else does."""
+    monkeypatch.setattr(monitor_client, "_JUDGED_WITHIN_S", 0.0)
+    monkeypatch.setattr(FailsOnce, "asked", 0)
+    store = HashStore()
+    suspicion = {"cause": "lost", "detail": "connect: EHOSTUNREACH", "rank": 1, "gone": True}
+    stamp = {"at": DIED.at, "instant": list(Instant.now()), "patience_s": 0.1}
+    with client(store, FailsOnce(store, 2)) as reports:
+        reports.begin(0, Agreement(0, NOBODY, NOBODY, NOBODY, (), ()), Ledger(store, 2))
+        until, count, pause = time.monotonic() + SOON.total_seconds(), 0, threading.Event()
+        while 1 not in reports._reported and time.monotonic() < until:
+            count += 1
+            reports.on_message({"op": "report", "id": count, **suspicion, **stamp})
+            pause.wait(0.2)
+        assert FailsOnce.asked > 2 and 1 in reports._reported

@@ -164,6 +164,8 @@ def test_what_it_says() -> None:
         ("4/groups/0/0//cpu//0", False),
         ("3/call0/1/done", True),
         ("3/outcome", False),
+        ("3/snapshots/default/plan/0/1", True),
+        ("4/snapshots/default/plan/0/1", False),
         ("gone", False),
         # Of a group that was made in iteration 1: what iteration 3 has used, and 4 uses.
         ("1/kept/0/later/0//cpu//reconfigure/3000/0/1", True),

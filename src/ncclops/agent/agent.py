@@ -8,8 +8,8 @@ event: a pidfd for a process's end, a signal, or a deadline.
          |                                 +-> one failed -> stop the others -> verdict
          +-------- while restarts are left ------------------------+
 
-This module composes: ``attempt`` is what happens between start and end of the workers, ``events``
-what workers report meanwhile, ``conclusion`` the verdict.
+This module composes: ``attempt`` is what happens between start and end of the workers,
+``worker_messages`` what workers report meanwhile, ``conclusion`` the verdict.
 """
 
 from __future__ import annotations

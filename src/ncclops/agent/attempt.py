@@ -25,7 +25,7 @@ from ncclops.agent.fork_server import ForkServer, ForkServers
 from ncclops.agent.gpu_watch import GpuWatch
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
-from ncclops.agent.in_thread import in_thread
+from ncclops.agent.in_thread import InThread, in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan, unread
 from ncclops.agent.network_watch import NetworkLines, NetworkWatch
@@ -44,7 +44,6 @@ from ncclops.host import process_tree, process_view
 from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import progress, shared_page
-from ncclops.record.answer import Answer
 from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.error_file import read_error
 from ncclops.record.event_values import GpuFault
@@ -370,26 +369,19 @@ class RunningAttempt:
         Less is read where the run is asked to stop: ranks may have written more than can be read
         before a scheduler's SIGKILL.
         """
-        condition, loop = self._context.condition, asyncio.get_running_loop()
-        done = asyncio.Event()
-
-        def finished() -> None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(done.set)
-                loop.call_soon_threadsafe(condition.notify)
-
-        answer = Answer(finish, then=finished)
-        stop = self._context.stop
+        condition, stop = self._context.condition, self._context.stop
+        reading = InThread(finish, condition)
         limit = timedelta(seconds=_OUTPUT_LIMIT_S)
-        await condition.until(lambda: done.is_set() or stop.asked, limit)
+        await condition.until(lambda: reading.is_done or stop.asked, limit)
         if stop.asked:
             self._scan.hasten(_OUTPUT_WHEN_STOPPED_S)
             limit = timedelta(seconds=2 * _OUTPUT_WHEN_STOPPED_S)
-            await condition.until(lambda: done.is_set() or stop.hurry, limit)
+            await condition.until(lambda: reading.is_done or stop.hurry, limit)
         if stop.hurry:
             self._scan.hasten(0)
-            await condition.until(done.is_set, timedelta(seconds=_OUTPUT_IN_A_HURRY_S))
-        return answer.get(0)
+            limit = timedelta(seconds=_OUTPUT_IN_A_HURRY_S)
+            await condition.until(lambda: reading.is_done, limit)
+        return reading.get()
 
     def _last_words(self, ranks: Iterable[int]) -> dict[int, str]:
         """What the scripts of ranks that failed have handed to ``sys.exit``, where that is text."""

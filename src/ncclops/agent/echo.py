@@ -21,13 +21,13 @@ from ncclops.plain_text import plain
 from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch, LineReader
 
-# Six that can be distinguished on dark and light backgrounds: red is left to errors.
 _CHUNK = 1 << 16
 # Of one file, once the run has ended: more takes minutes, and nobody reads it.
 _LEFT_BYTES = 64 << 20
 _UP = b"\x1b[A"
 # For so long nothing else was shown before a line of our own stands below it.
 _QUIET_S = 0.9
+# Six that can be distinguished on dark and light backgrounds: red is left to errors.
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 

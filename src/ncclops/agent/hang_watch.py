@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ncclops.agent.coordinator import Coordinator
@@ -80,14 +79,13 @@ class HangWatch:
     def _run(self) -> None:
         # Periodic, because no event says that nothing happens.
         while not self._ending.wait(self._liveness.pause.total_seconds()):
-            with suppress(RuntimeError):  # the loop has ended meanwhile
-                self._look()
+            self._look()
 
     def _look(self) -> None:
         looks = self._on_loop(self._workers)
         readings = [self._read(look) for look in looks]
         findings = self._liveness.look(readings, self._loop.time())
-        self._loop.call_soon_threadsafe(self._judge, readings, findings)
+        self._in_loop(self._judge, readings, findings)
 
     def _on_loop(self, function: Callable[[], list[_Look]]) -> list[_Look]:
         """The result of ``function`` in the event loop, the only thread that may use the team."""
@@ -97,11 +95,17 @@ class HangWatch:
             result.extend(function())
             done.set()
 
-        self._loop.call_soon_threadsafe(run)
+        self._in_loop(run)
         while not done.wait(_LOOP_ANSWERS_S):
             if self._ending.is_set():
                 return []
         return result
+
+    def _in_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # it has ended meanwhile
+            self._ending.set()
 
     def _workers(self) -> list[_Look]:
         running: list[Worker] = self._team.running()
@@ -140,9 +144,13 @@ class _GpuActivity:
         if self._device is None or (self._asking is not None and self._asking.is_alive()):
             return None
         self._answer = None
-        self._asking = threading.Thread(target=self._ask, name="ncclops-gpu", daemon=True)
-        self._asking.start()
-        self._asking.join(_GPU_LIMIT_S)
+        asking = threading.Thread(target=self._ask, name="ncclops-gpu", daemon=True)
+        try:
+            asking.start()
+        except RuntimeError:  # as many threads as are allowed
+            return None
+        self._asking = asking
+        asking.join(_GPU_LIMIT_S)
         return self._answer
 
     def _ask(self) -> None:

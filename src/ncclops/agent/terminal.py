@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -10,9 +9,9 @@ from datetime import timedelta
 from ncclops.agent import log_files
 from ncclops.agent.condition import Condition
 from ncclops.agent.echo import Echo, Source
+from ncclops.agent.in_thread import InThread
 from ncclops.agent.job import Job
 from ncclops.agent.screen import Screen
-from ncclops.record.answer import Answer
 
 
 class Terminal:
@@ -74,12 +73,6 @@ class Terminal:
 
         In a separate thread that is not waited for: a terminal may block without end.
         """
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        def finished() -> None:
-            loop.call_soon_threadsafe(done.set)
-            loop.call_soon_threadsafe(condition.notify)
-
-        Answer(self._echo.finish, then=finished)
-        await condition.until(lambda: done.is_set() or give_up(), limit)
-        return done.is_set()
+        finishing = InThread(self._echo.finish, condition)
+        await condition.until(lambda: finishing.is_done or give_up(), limit)
+        return finishing.is_done

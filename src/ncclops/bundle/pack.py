@@ -21,14 +21,14 @@ from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import environment_record
 from ncclops.record.paths import (
     AGENT_LOG,
-    ENVIRONMENT,
+    ENVIRONMENT_FILE,
     EVENTS,
     FORK_SERVER_LOG,
     NODES_LOG,
-    PREFLIGHT,
-    RUN,
+    PREFLIGHT_FILE,
+    RUN_FILE,
     STORE_LOG,
-    VERDICT,
+    VERDICT_FILE,
     RunPaths,
 )
 from ncclops.record.regular_file import open_regular
@@ -45,7 +45,8 @@ FILE_LIMIT_BYTES = 32 << 20
 # What a run writes itself. Anything else in its directory is the script's (checkpoints, data), and
 # not packed.
 _TOP = frozenset(
-    {RUN, EVENTS, VERDICT, PREFLIGHT, AGENT_LOG, STORE_LOG, NODES_LOG, FORK_SERVER_LOG}
+    {RUN_FILE, EVENTS, VERDICT_FILE, PREFLIGHT_FILE}
+    | {AGENT_LOG, STORE_LOG, NODES_LOG, FORK_SERVER_LOG}
 )
 _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})
@@ -154,7 +155,7 @@ def _marks(run: Path) -> Iterator[Mark]:
     """Of the values of secrets in the environments of the run's ranks, and in this one."""
     yield from marks_of(os.environ, redact_variables(os.environ))
     for path in _walk(run, []):
-        if path.name == ENVIRONMENT:
+        if path.name == ENVIRONMENT_FILE:
             with suppress(NcclopsError, OSError):
                 snapshot = environment_record.ENVIRONMENT.read(path)
                 yield from () if snapshot is None else snapshot.marks

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ncclops.agent.in_thread import in_thread
 from ncclops.cluster import messages
 from ncclops.cluster.messages import Message
 from ncclops.cluster.records import Record
@@ -68,7 +69,8 @@ class Peers:
         """End the process gracefully; with ``over`` no node may join the job any more."""
         self._leaving = True
         self._send(messages.Leave(over))
-        await asyncio.to_thread(self._wait_for_end)
+        with suppress(TimeoutError):  # the kernel does not let it go
+            await in_thread(self._wait_for_end, 2 * _LEAVES_WITHIN_S)
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 
@@ -94,8 +96,8 @@ class Peers:
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
             if not self._leaving:
-                self._deliver(messages.ProcessEnded())
+                asyncio.get_running_loop().call_soon(self._deliver, messages.ProcessEnded())
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._deliver(messages.decode(line))
+        for line in lines:  # each by itself: an error in one must not lose those behind it
+            asyncio.get_running_loop().call_soon(self._deliver, messages.decode(line))

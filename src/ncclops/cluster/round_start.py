@@ -104,7 +104,8 @@ def describe_missing_ranks(
     rendezvous: RendezvousConfig, here: Sequence[str], missing: Sequence[int]
 ) -> str:
     """The same, where each node was given its rank."""
-    expected = rendezvous.expected
-    rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
+    # A scheduler may list fewer nodes than the command line asks for.
+    names = dict(enumerate(rendezvous.expected))
+    rest = " ".join(names.get(rank, f"node {rank}") for rank in missing)
     size = len(here) + len(missing)
     return f"{len(here)}/{size} nodes: {' '.join(here)}; waiting for {rest}"

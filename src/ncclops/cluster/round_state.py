@@ -17,7 +17,9 @@ from ncclops.cluster.records import (
     DecisionRecord,
     EndedRecord,
     FailedRecord,
+    FaultRecord,
     LeftOutRecord,
+    LimitsRecord,
     LostRecord,
     PacesRecord,
     Record,
@@ -29,8 +31,8 @@ from ncclops.cluster.records import (
     StopRecord,
     StopVoteRecord,
     StopWayRecord,
-    UnknownRecord,
     ViewRecord,
+    WaitingRecord,
 )
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
@@ -115,8 +117,10 @@ class RoundState:
                 (self.silent.add if silent else self.silent.discard)(node)
             case ByeRecord():
                 self.left.add(node)
-            case _:
-                return not isinstance(record, (*_ONCE, UnknownRecord))
+            case WaitingRecord() | FaultRecord() | LimitsRecord():
+                pass
+            case _:  # not the first one, or none that this version knows
+                return False
         return True
 
     def _is_later(self, record: StopPointRecord) -> bool:
@@ -178,18 +182,3 @@ class RoundState:
         if rank in self.silent:
             why = why or "its agent does not answer"
         return NodeEnd(name=name, idle=idle, failed_first=first, lost=why)
-
-
-# Of these only the first, or one that fits, is news.
-_ONCE = (
-    StartRecord,
-    RefusedRecord,
-    CheckRecord,
-    LeftOutRecord,
-    FailedRecord,
-    StopRecord,
-    DecisionRecord,
-    StopPointRecord,
-    LostRecord,
-    BackRecord,
-)

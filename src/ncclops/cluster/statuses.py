@@ -2,7 +2,7 @@
 
 Each member puts its node's status into the store every few seconds. The first node that is left
 takes those of the others from there and keeps them where its server finds them
-(``control.merge``): two operations for each node and round, on no critical path.
+(``status.merge``): two operations for each node and round, on no critical path.
 """
 
 from __future__ import annotations

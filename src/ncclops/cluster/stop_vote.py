@@ -6,7 +6,7 @@
     the decider    "stop-go"     none had passed it: all end there; else the next "stop-point"
 
 All through the shared log, so the decider may be lost on the way and the next one goes on from
-where the log ends. See ``receipts.stop`` for what an agent and its ranks do with a point.
+where the log ends. See ``record.stop_point`` for what an agent and its ranks do with a point.
 """
 
 from __future__ import annotations

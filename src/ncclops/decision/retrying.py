@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from ncclops.classify.model import Classification
 from ncclops.classify.policy import Decision, Lane, PastAttempt, RetryRules, StartRow, decide
@@ -44,20 +43,6 @@ class Escalated:
         """A rank that is ended since it waited for a communicator does not: what those say that
         are left replaces it."""
         return not self.failed_start or self.failure is not None
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Escalated:
-        failure = record.get("failure")
-        return cls(
-            to=str(record.get("to")),
-            reason=str(record.get("reason")),
-            failure=(str(failure[0]), str(failure[1]))
-            if isinstance(failure, list | tuple)
-            else None,
-            failed_start=bool(record.get("failed_start", False)),
-            passing=bool(record.get("passing", False)),
-            hung=record.get("hung"),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _DATA = "batches or shards of uneven length are the usual reason (drop_last, padding)"
 
-# By ``ncclops.flight.findings.KINDS``. {who} is to blame, {at} its line of the user's code.
+# By ``flight.finding_kinds.FindingKind``. {who} is to blame, {at} its line of the user's code.
 _STEPS: dict[FindingKind, tuple[str, ...]] = {
     FindingKind.NEVER_ARRIVED: ("find out what keeps {who}{at}: the others only wait for it",),
     FindingKind.SHAPE_MISMATCH: (

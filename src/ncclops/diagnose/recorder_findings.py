@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The analysis's first finding; see ``ncclops.flight.findings.Finding``.
+    """The analysis's first finding; see ``ncclops.flight.findings``.
 
     ``frame`` is the user's line of the first culprit, where it is known, ``callers`` what called
     that (the innermost first), and ``others_frame`` of the ranks that are not to blame.

@@ -35,7 +35,6 @@ from ncclops.env.lint.model import WRAPPER_HARD_TIMEOUT, Circumstances
 from ncclops.env.origins import effective
 from ncclops.errors import NcclopsError, NodeUnfit, UsageError
 from ncclops.exhausted import described
-from ncclops.exit_codes import ExitCodes
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
@@ -247,7 +246,7 @@ def start(
         # Before the run is reported as begun: a caller may stop it from then on.
         control_listeners.append(listen_unix(run.path))
     except OSError as error:
-        say(f"`ncclops stop` will not reach this run: {error}")
+        say(f"`ncclops stop` will not reach this run: {described(error)}")
     job = replace(
         _job(run, prepared, listener, node_info),
         control_listeners=control_listeners,
@@ -278,7 +277,8 @@ def start(
                 lost=partial(_conclude_without_agent, run, prepared, time.monotonic()),
             )
         except OSError as error:  # no process to be had
-            code = _without_agent(run, request.exit_codes, error)
+            _conclude_without_agent(run, prepared, time.monotonic(), described(error))
+            code = request.exit_codes.unknown
     with suppress(TimeoutError):  # again, for an agent that was killed
         answer.within(_SETTLE_LIMIT_S, partial(shared_page.settle_all, run.path))
     return code
@@ -308,16 +308,6 @@ def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float,
 def _warn(line: str) -> None:
     with suppress(OSError):  # nobody reads it any more
         sys.stderr.write(f"ncclops: {line}\n")
-
-
-def _without_agent(run: RunDirectory, codes: ExitCodes, error: OSError) -> int:
-    from ncclops.agent import conclusion, verdict_report
-
-    verdict = conclusion.conclude_crash(
-        run, error, codes=codes, attempts=0, endings=[], seconds=0.0
-    )
-    verdict_report.print_crash(verdict, run)
-    return verdict.exit_code
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:

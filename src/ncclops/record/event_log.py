@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypeVar
 
 from ncclops.record import events, line_writer
 from ncclops.record.events import Event
 from ncclops.record.lines import RecordReader, encode_line, read_records
 
 EventReader = RecordReader[Event]
-AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
 def append(path: Path, event: Event, node: str = "") -> None:

@@ -11,7 +11,7 @@
 <run>/control/                      http.sock, token, server.log, stop (a page of memory),
                                     nodes.json (the status of the other nodes)
 <run>/incidents/<n>/                incident.json, snapshots of ranks (``record.snapshot_files``)
-<run>/where/<n>/                    snapshots that ``ncclops where`` has taken
+<run>/where/<n>/                    snapshots that ``ncclops stacks`` has taken
 <run>/ranks/<rank>/                 of the initial rank: see :class:`RankPaths`
 <parent>/jobs/<name>.jsonl          attempts of a job that a scheduler starts again as a new run
 """

@@ -87,13 +87,13 @@ class StopPage:
         """Let all ranks go on."""
         self._numbers[self._clock] = 0
 
-    def agree(self, ranks: Iterable[Path], *, margin: int = 1) -> int:
+    def agree(self, ranks: Iterable[Path]) -> int:
         """Choose, propose and confirm a step for the progress pages ``ranks``, and return it.
 
         For the ranks of one node. Those that have not reported a step yet count as before their
-        first, so they run at least to ``margin - 1``.
+        first, so they run at least to that.
         """
-        paths = list(ranks)
+        paths, margin = list(ranks), 1
         highest = highest_reading(paths, self._clock)
         while True:
             target = highest + margin
@@ -127,11 +127,6 @@ class StopPage:
                 return False
             # Shared memory has no event that Python can wait on, and the answer is due at once.
             time.sleep(_LOOK_EVERY_S)
-
-
-def settle(run_dir: Path) -> None:
-    """Free the page at the end of the run; the file that remains says what was agreed."""
-    shared_page.settle(RunPaths(run_dir).stop_page)
 
 
 def highest_reading(paths: Iterable[Path], clock: Clock = Clock.STEPS) -> int:

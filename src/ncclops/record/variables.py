@@ -15,7 +15,8 @@ STARTED = "NCCLOPS_STARTED"
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
 # standard or skipped: the barrier after init_process_group (``group_defaults``). Absent: standard.
 BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
-# JSON: every timeout that a worker applies, and the budget of restarts in place (``limits``).
+# JSON: every timeout that a worker applies, and the budget of restarts in place; see
+# ``timeouts.handed_over``.
 LIMITS = "NCCLOPS_LIMITS"
 # Why the attempt before this one asked for new processes; absent where it did not.
 RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"

@@ -18,7 +18,7 @@ monitor thread        ``monitor_thread``              waits in the store for a f
 watchdog thread       ``progress_watchdog``           shows the monitor process that the main thread
                                                       moves, receives its messages
 reporter thread       ``_monitor.client.Reporter``    writes to the store what the monitor process
-                                                      reports; exists from the first report on
+                                                      reports; connected from the first report on
 abort thread          ``monitor_thread``              runs the ``abort`` callback and then ends
 monitor process       ``_monitor.main``               notices that the main process died or makes
                                                       no progress, and watches the next rank's

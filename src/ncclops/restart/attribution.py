@@ -439,7 +439,7 @@ def condense(faults: Sequence[Fault], most: int = 32) -> list[Fault]:
 
 
 def without_repeats(faults: Sequence[Fault]) -> list[Fault]:
-    """``faults`` with each rank's first fault of a kind only, in the same order.
+    """``faults`` with each rank's first one only, and the first by which it is gone; in order.
 
     A death, for example, may be reported both by the monitor process and by its neighbour.
     """

@@ -216,11 +216,6 @@ class CallWrapper:
         """Whether this rank has a monitor process, or one is being started."""
         return self._session.monitor_process.pid is not None
 
-    @property
-    def is_guarded(self) -> bool:
-        """Old name of ``is_monitored``."""
-        return self.is_monitored
-
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """A section that no restart interrupts: the restart waits until it ends.

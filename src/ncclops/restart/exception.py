@@ -15,6 +15,10 @@
         ├── NameSpaceUsed        another job has used this place in the store
         ├── InternalError        the wrapper did not do what it guarantees: please report it
         ├── TimeoutError         something the wrapper waited for came too late
+        ├── (attribution)        RemoteFaultError: the fault of another rank, as this one's cause
+        ├── (generations)        JobEnded: the others had finished when this rank came back
+        ├── (_store.client)      AdditionUnknown: the connection broke while a rank was counted
+        ├── (snapshot)           SnapshotError
         ├── (rank_assignment)    RankDiscarded: the new assignment has no place for this rank
         └── (store)              BarrierError and its kinds
 

@@ -146,9 +146,6 @@ class CudaHealthCheck(_DeviceCheck):
 
     name = "CUDA"
 
-    def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
-        super().__init__(timeout)
-
     def check(self) -> Finding:
         """See ``_DeviceCheck.check``."""
         device = current_cuda_device()

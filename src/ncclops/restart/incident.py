@@ -15,7 +15,7 @@ from typing import Any
 
 from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised, find_cause
 from ncclops.restart.exception import Escalation
 from ncclops.restart.log import logged
 from ncclops.restart.regroup import Regrouped
@@ -155,8 +155,6 @@ def describe(
 
 
 def _unknown(agreement: Agreement, before: State) -> Fault:
-    from ncclops.restart.attribution import FaultKind
-
     return Fault(
         FaultKind.REQUESTED,
         before.initial_rank,

@@ -128,8 +128,9 @@ _SHARES = (_LOSSES, _CAUSES, _SYMPTOMS)
 # brief, and the few that need the whole of it read ``done``.
 _MOST_READ_BYTES = 256 * 1024
 
-# Below the number of an iteration: what torch's process groups write, and calls inside it.
-_LEFT_BEHIND = ("groups/", "call")
+# Below the number of an iteration: what torch's process groups write, calls inside it, and
+# snapshots, by which ranks have agreed on what they restore.
+_LEFT_BEHIND = ("groups/", "call", "snapshots/")
 # And a default group that outlives iterations, with a number of each of its reconfigurations.
 _OF_KEPT_GROUP = re.compile(r"kept/(?:.*/reconfigure/(?P<number>\d+)/)?")
 

@@ -6,12 +6,11 @@ what happened through a queue.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -28,6 +27,7 @@ from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Fault
 from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.ledger import COMPLETED, Ledger
+from ncclops.restart.log import logged
 from ncclops.restart.state import FrozenState
 
 __all__ = ["MonitorThread", "RankShouldRestart"]
@@ -104,7 +104,7 @@ class MonitorThread:
         before_interrupting: Callable[[], None],
         own_silence: Callable[[], Fault | None],
         take_snapshot: Callable[[int], object] | None = None,
-        note_abort: Callable[[bool], object] = bool,
+        note_abort: Callable[[int, bool], object],
     ) -> None:
         self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
@@ -160,7 +160,7 @@ class MonitorThread:
                 if self._stopped:
                     return
                 log.debug("the store failed", exc_info=True)
-                self._leave(task.state)
+                self._leave(task)
                 self.messages.put(StoreConnectionLost(error))
                 return
 
@@ -175,7 +175,7 @@ class MonitorThread:
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
             collect_s = self._collect(task.iteration)
-            abort_s = self._leave(task.state)
+            abort_s = self._leave(task)
             self.messages.put(Aborted(seen_at, abort_s, collect_s))
         agreement, placement = self._ledger.wait_for_agreement(
             task.iteration, self._initial_rank, self._agreement_timeout
@@ -193,7 +193,7 @@ class MonitorThread:
 
     def _note_own_silence(self, iteration: int) -> None:
         """While the main thread is still where it was."""
-        with _guarded("looking at this rank's own progress"):
+        with logged("looking at this rank's own progress"):
             if (fault := self._own_silence()) is not None:
                 self._ledger.note_silent(iteration, fault)
 
@@ -202,39 +202,41 @@ class MonitorThread:
         if self._take_snapshot is None:
             return 0.0
         started = time.monotonic()
-        with _guarded("taking a snapshot of this rank"):
+        with logged("taking a snapshot of this rank"):
             self._take_snapshot(iteration)
         return time.monotonic() - started
 
-    def _leave(self, state: FrozenState | None) -> float:
+    def _leave(self, task: _Task) -> float:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""
-        if state is None:
+        if task.state is None:
             return 0.0
         with (
             self._interrupter.ending(),
             no_group_of_operations(is_out=lambda: not self._interrupter.armed),
         ):
             # The abort makes the function fail, or interrupts it.
-            with _guarded("keeping the workers of data loaders"):
+            with logged("keeping the workers of data loaders"):
                 self._before_interrupting()
             started = time.monotonic()
             if self._abort is not None:
-                self._abort_within_deadline(self._abort, state)
+                self._abort_within_deadline(self._abort, task.iteration, task.state)
             abort_s = time.monotonic() - started
-            with _guarded("interrupting the function"):
+            with logged("interrupting the function"):
                 self._interrupter.interrupt(self._wake, self._unblock)
         return abort_s
 
-    def _abort_within_deadline(self, abort: Abort, state: FrozenState) -> None:
+    def _abort_within_deadline(self, abort: Abort, iteration: int, state: FrozenState) -> None:
         """Run ``abort``; one that hangs must not keep the main thread in the function."""
 
         def run() -> None:
-            with _guarded("abort"):
+            with logged("the abort"):
                 place("abort")
                 before_silent_ends.set(self._leave_ahead)
-                self._note_abort(True)
-                abort(state)
-                self._note_abort(False)
+                self._note_abort(iteration, True)
+                try:
+                    abort(state)
+                finally:
+                    self._note_abort(iteration, False)
 
         thread = threading.Thread(target=run, name="ncclops-abort", daemon=True)
         try:
@@ -252,11 +254,3 @@ class MonitorThread:
         self._interrupter.raise_ahead()
         if may_have_pending_operation():
             end_threads_at_work(RankShouldRestart)
-
-
-@contextlib.contextmanager
-def _guarded(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        log.exception("%s failed", what)

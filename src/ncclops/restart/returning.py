@@ -84,10 +84,10 @@ def await_join(
 ) -> Agreed:
     """Who is there in the generation of ``ledger``, on a rank that was there before.
 
-    Ranks that do not come are recorded as gone: after ``grow_timeout`` those that were to come
-    back, and after a minute, or half of ``barrier_timeout`` where that is shorter, any. At once
-    those whose process has ended, as a new one says: no monitor process watches them yet. Raises
-    ``BarrierTimeout``.
+    Ranks that do not come are recorded as gone: those that were to come back after
+    ``grow_timeout``; any after a minute, or twice ``heartbeat_timeout`` if that is longer, but not
+    later than half of ``barrier_timeout``; those whose process has ended at once, as a new one
+    says: no monitor process watches them yet. Raises ``BarrierTimeout``.
     """
     generation = ledger.generation
     stay = set(range(state.initial_rank)) - generation.absent - generation.returning

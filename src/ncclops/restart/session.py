@@ -140,7 +140,7 @@ class Session:
                 settings.abort,
                 initial_rank=self._rank,
                 last_call_wait=settings.last_call_wait,
-                # later than the main thread, which gives up: see RestartLoop._barrier_deadline
+                # later than the main thread, which gives up: see Inbox._barrier_deadline
                 agreement_timeout=2 * (settings.barrier_timeout + settings.hard_timeout)
                 + settings.termination_grace_time,
                 abort_timeout=settings.abort_within,
@@ -237,8 +237,10 @@ class Session:
             self._nccl_error_in = iteration
             self._client.report_nccl_error(error)
 
-    def _note_abort(self, under_way: bool) -> None:
+    def _note_abort(self, iteration: int, under_way: bool) -> None:
         """The abort of the groups begins, or has ended. Abort thread."""
+        if iteration != self.iteration:  # it was given up, and ends when others are under way
+            return
         self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
         if under_way:
             self._aborted_in = self.iteration

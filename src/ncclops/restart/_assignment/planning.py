@@ -7,7 +7,6 @@ rank, with what the ranks have agreed on (``RankByRankAssigner``, ``assign``).
 
 from __future__ import annotations
 
-import logging
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -208,9 +207,6 @@ def _check_keys(world: World, columns: int) -> None:
             f"rank assignment needs {columns} keys of every living rank, and has none or others "
             f"of initial ranks {silent[:8]}"
         )
-
-
-log = logging.getLogger("ncclops.restart")
 
 
 class Assigner(Protocol):

@@ -59,7 +59,7 @@ class Regrouping:
     """Of one rank, once: ``run`` brings the default group to the members there are.
 
     ``within`` is how long a reconfiguration, or shrinking, may take, ``timeout`` the group's;
-    ``None``: torch's default, or that of the profile under ``ncclops launch``. ``shrinks``: groups
+    ``None``: torch's default, or that of the profile under ``ncclops launch``. ``shrink``: groups
     of NCCL are to be shrunk. ``goes_on``: this rank has its objects of before the fault.
     """
 

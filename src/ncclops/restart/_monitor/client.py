@@ -35,6 +35,8 @@ _KNOWN_SUCCESSORS = 3
 
 # Whether a new process is there for a rank that is suspected: then it has ended.
 _LOOK_EVERY_S = 1.0
+# A suspicion is judged when its time is over, by a thread that may have other reports to write.
+_JUDGED_WITHIN_S = 10.0
 
 # Some 10 ms.
 _DELETED_AT_ONCE = 100
@@ -77,7 +79,8 @@ class MonitorClient:
         self._fault_seen_in = fault_seen_in
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
-        self._suspicions: dict[int, object] = {}  # by initial rank; of the reporter thread
+        # By initial rank: until when it may speak up. Of the reporter thread.
+        self._suspicions: dict[int, float] = {}
         self._passed_over: set[int] = set()  # our monitor process may still try to reach them
         self._vouching = False
 
@@ -212,13 +215,15 @@ class MonitorClient:
 
     def _suspect(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """A rank cannot be reached by its neighbour: give it time to speak up. Reporter thread."""
-        rank = message["rank"]
+        rank, now = message["rank"], time.monotonic()
+        # One that has not been judged in time never will be: the store failed meanwhile.
+        is_known = rank in self.gone or now < self._suspicions.get(rank, 0) + _JUDGED_WITHIN_S
+        heard = 0 if is_known else ledger.vouches(rank)
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
         self._passed_over.add(rank)
-        if rank in self.gone or rank in self._suspicions:
+        if is_known:
             return
-        suspicion = self._suspicions[rank] = object()
-        heard, until = ledger.vouches(rank), time.monotonic() + message["patience_s"]
+        until = self._suspicions[rank] = now + message["patience_s"]
 
         def look_later() -> None:
             left_s = max(0.0, until - time.monotonic())
@@ -228,7 +233,7 @@ class MonitorClient:
             timer.start()
 
         def judge(ledger: Ledger) -> None:
-            if self._suspicions.get(rank) is not suspicion:
+            if self._suspicions.get(rank) != until:
                 return  # withdrawn: its neighbour hears it again
             is_silent = ledger.vouches(rank) == heard
             has_ended = ledger.ranks_return and rank in ledger.generations.announced()

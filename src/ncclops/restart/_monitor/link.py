@@ -46,8 +46,8 @@ class _Slot:
 class Page:
     """Progress, timeouts and identity of one rank.
 
-    Written by the main process: everything but ``monitor_tick``, ``soft_s`` and ``hard_s``; the
-    monitor process also writes the last two when another rank changes the timeouts of all.
+    Written by the main process. The monitor process writes ``monitor_tick``, and ``soft_s`` and
+    ``hard_s`` when another rank changes the timeouts of all.
     """
 
     main_beat = _Slot(0)  # the main thread executed bytecode
@@ -135,10 +135,6 @@ class Peer:
 
     def fileno(self) -> int:
         return self.sock.fileno()
-
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
 
     def send(self, message: Message) -> None:
         """Queue ``message``, send what the socket takes. A broken connection shows on receive."""

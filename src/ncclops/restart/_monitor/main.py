@@ -93,6 +93,7 @@ class Monitor:
         self._silent_in: float | None = None  # the iteration; one look in each is enough
         self._stacks: str | None = None  # as of that look
         self._looked_in = -1  # the iteration of the last "look-again"
+        self._has_left = False  # the main process; it runs on as no rank of this job
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -244,6 +245,8 @@ class Monitor:
         while self._on_link():  # what it sent before it died: addresses of other monitor processes
             pass
         self._close_link()
+        if self._has_left:  # one of those messages said so, and it is reported
+            return
         if self._page.finished:
             self._done = True
             return
@@ -264,14 +267,16 @@ class Monitor:
     def _leave_main(self, why: str) -> None:
         """The main process runs, and is no rank of this job any more."""
         log.warning("the main process leaves: %s", why)
+        self._has_left = True
         self._stop_watching_main()
         self._close_link()
         self._report("lost", why, gone=True)
         self._goes_on_without_main()
 
     def _stop_watching_main(self) -> None:
-        if self._main.pidfd is not None:
-            self._selector.unregister(self._main.pidfd)
+        pidfd = self._main.pidfd
+        if pidfd is not None and pidfd in self._selector.get_map():
+            self._selector.unregister(pidfd)
 
     def _report_death(self) -> None:
         ended_for = self._ended_for

@@ -218,7 +218,7 @@ class Snapshots:
                 world=state.active_world_size,
                 seat=state.initial_rank,
                 epoch_floor=iteration + 1,
-                prefix=f"snapshots/{self._name}/{iteration}",
+                prefix=f"{iteration}/snapshots/{self._name}",  # with which the ledger deletes it
                 connect=call.connect,
                 aborted=lambda: call.state().iteration != iteration or call.aborted(),
             )
