@@ -171,6 +171,12 @@ def critical_ranks(store: dist.Store) -> tuple[int, ...]:
     return tuple(ranks)
 
 
+def connect_to_server(host: str, port: int, timeout: timedelta) -> dist.TCPStore:
+    """A connection to a TCPStore's server; torch asks a name server for its messages."""
+    with one_short_query():
+        return dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+
+
 def another_connection(store: dist.Store, address: str | None = None) -> dist.Store:
     """A store over a separate connection.
 
@@ -181,10 +187,7 @@ def another_connection(store: dist.Store, address: str | None = None) -> dist.St
     """
     if isinstance(store, dist.TCPStore):
         host = store.host if address is None else address
-        with one_short_query():
-            return dist.TCPStore(
-                host, store.port, None, False, store.timeout, wait_for_workers=False
-            )
+        return connect_to_server(host, store.port, store.timeout)
     with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
         return store.clone()
     return store

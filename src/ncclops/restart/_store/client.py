@@ -104,11 +104,13 @@ class StorePath:
         self.settled = threading.Event()
         self.settled.set()
         self._clients: list[ref[StoreClient]] = []
+        self._adding = threading.Lock()
 
     def client(self, connection: Connection, *, moves: bool = True) -> StoreClient:
         """One that uses ``connection`` at first. ``moves``: it may be moved to the relay."""
         made = StoreClient(connection, self, moves=moves)
-        self._clients = [*(known for known in self._clients if known() is not None), ref(made)]
+        with self._adding:
+            self._clients = [*(known for known in self._clients if known() is not None), ref(made)]
         return made
 
     def clients_to_move(self) -> list[ref[StoreClient]]:

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed import Store
 
 from ncclops.restart._groups import gloo_sockets, kept_beside, kept_default
 from ncclops.restart._process import keep_alive
-from ncclops.restart._store.addresses import one_short_query, resolve
+from ncclops.restart._store.addresses import resolve
 from ncclops.restart._store.client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart._store.relay_client import RelayClients, RelayedStore
 from ncclops.restart._store.relay_client import is_wanted as relay_is_wanted
@@ -33,6 +34,7 @@ from ncclops.restart.store import (
     PrefixStore,
     TCPStore,
     another_connection,
+    connect_to_server,
     critical_ranks,
     job_prefix,
 )
@@ -46,6 +48,8 @@ _NAME_WITHIN_S = 1.0
 # How long a server is looked for: one of the function's own holds up no restart for longer, and
 # ours, while a connection to it is being made, no call.
 _SERVER_WITHIN_S = 1.0
+# A server that listens, and has many to serve, answers by then.
+_REPLACED_WITHIN = timedelta(seconds=30)
 # Functions of torch.
 _MAKERS = frozenset({"_new_process_group_helper", "_reconfigure"})
 
@@ -309,11 +313,7 @@ class Connections:
             return another_connection(self._made, self._server_host())
         assert self._server is not None
         host, port = self._server
-        address = self._server_host() or host, port
-        with one_short_query():
-            return distributed.TCPStore(
-                *address, None, False, self._timeout, wait_for_workers=False
-            )
+        return connect_to_server(self._server_host() or host, port, self._timeout)
 
     def _make(self, make: Callable[[], Store], limit_s: float) -> tuple[Store, frozenset[int]]:
         """What ``make`` makes, and its sockets to the server. All of them count as our own."""
@@ -400,7 +400,7 @@ def _replace_connection(fd: int, host: str, port: int) -> None:
     """
     socket.create_connection((host, port), _SERVER_WITHIN_S).close()  # torch tries for minutes
     before = _inodes()
-    made = distributed.TCPStore(host, port, None, False, wait_for_workers=False)
+    made = connect_to_server(host, port, _REPLACED_WITHIN)
     for sock in gloo_sockets.handles_on(_peers_on_port(_inodes() - before, port)):
         with sock:
             os.dup2(sock.fileno(), fd, inheritable=False)
