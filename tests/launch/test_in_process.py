@@ -158,9 +158,19 @@ def test_the_same_failure_again_and_again_ends_in_new_processes_and_then_in_a_st
 
 
 def test_each_iteration_finds_the_process_as_it_was(ncclops: Ncclops, script: Script) -> None:
-    """Handlers, callbacks and children of the run that ended do not pile up."""
+    """Handlers, callbacks, children and variables of the run that ended do not pile up; what its
+    imports have set is there, as they do not happen again."""
+    script("import os, torch\nos.environ['SITE'] = 'a'\nos.environ['LEVEL'] = '1'\n", "site_.py")
     source = (
-        "import atexit, logging, multiprocessing, os, signal, sys, time\n"
+        "import atexit, gc, logging, multiprocessing, os, signal, sys, time, torch\n"
+        "import site_\n"
+        "print('site', os.environ['SITE'], os.environ['LEVEL'], torch.get_default_dtype())\n"
+        "os.environ['LEVEL'] = '2'; torch.set_default_dtype(torch.float64)\n"
+        "gc.disable()\n"
+        "class Model:\n"
+        "    def __del__(self, write=os.write): write(1, b'freed\\n')\n"
+        "def main(): return model\n"
+        "os.write(1, b'makes a model\\n'); model = Model()\n"
         "assert not hasattr(sys.modules['__main__'], 'seen'), 'globals are left over'\n"
         "seen = True\n"
         "here = os.path.dirname(os.path.abspath(sys.argv[0]))\n"
@@ -170,7 +180,7 @@ def test_each_iteration_finds_the_process_as_it_was(ncclops: Ncclops, script: Sc
         "print('usr1', signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL)\n"
         "print('cwd', os.path.basename(os.getcwd()) != 'elsewhere', flush=True)\n"
         "logging.basicConfig(force=False)\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: model)\n"
         "multiprocessing.get_context('fork').Process(target=time.sleep, args=(300,)).start()\n"
         "os.makedirs('elsewhere', exist_ok=True); os.chdir('elsewhere'); sys.argv.append('x')\n"
         "atexit.register(lambda n=os.path.exists('../once'): print('exit', n))\n"
@@ -184,7 +194,9 @@ def test_each_iteration_finds_the_process_as_it_was(ncclops: Ncclops, script: Sc
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("[rank0]: ") for line in done.stdout.splitlines()]
     once = ["path True []", "handlers 0", "children 0", "usr1 True", "cwd True"]
-    assert lines == [*once, *once, "exit True"]
+    start = ["site a 1 torch.float32", "makes a model"]
+    assert sorted(lines) == sorted([*start, *once, "freed", *start, *once, "freed", "exit True"])
+    assert lines.index("freed") < lines.index("makes a model", lines.index("makes a model") + 1)
 
 
 REFUSED = (

@@ -149,6 +149,29 @@ def test_progress_or_another_failure_counts_anew(
 
 
 @pytest.mark.parametrize(
+    ("summary", "kind", "updates", "ends"),
+    [
+        (BROKEN.summary, FaultKind.EXCEPTION, (9000, 7000, 8000, 600), None),
+        # From one checkpoint to one batch of data, again and again.
+        (BROKEN.summary, FaultKind.EXCEPTION, (9000, 700, 700), "stop"),
+        (MEMORY.summary, FaultKind.EXCEPTION, (9000, 700, 700, 700), "respawn"),
+        (HANG.summary, FaultKind.HUNG, (90, 70, 80), "respawn"),
+    ],
+)
+def test_updates_begin_anew_with_each_start_from_a_checkpoint(
+    summary: str, kind: FaultKind, updates: tuple[int, ...], ends: str | None
+) -> None:
+    """A script that reports no steps, and has run for long before each of its failures."""
+    repetition = Repetition(STARTED, None)
+    for hour, count in enumerate(updates, 1):
+        assert repetition.escalation is None
+        happened = incident(summary, kind=kind, at=STARTED + 3600 * hour)
+        repetition.count(happened, None, updates=count)
+    asked = repetition.escalation
+    assert (asked.to if asked else None) == ends
+
+
+@pytest.mark.parametrize(
     ("unfinished", "reason"),
     [({3}, "all ranks but rank 3 had finished"), (set(), None), (None, None)],
 )
@@ -603,7 +626,7 @@ def test_restarts_are_counted_where_the_script_has_left_nothing_to_read_its_step
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(RUN_DIR, raising=False)
-    assert in_process._furthest(0) is None
+    assert in_process._progress(0) == (None, None)
 
 
 def test_leaving_the_debugger_ends_the_job_at_any_time() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import importlib.util
 import logging
 import os
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 import pytest
+import torch
 
 from ncclops.worker import fresh, script
 
@@ -45,8 +51,8 @@ def before() -> Iterator[fresh.Snapshot]:
     root, handlers = logging.getLogger(), logging.getLogger().handlers[:]
     yield found
     root.handlers[:] = handlers
-    sys.path, entries = found.path
-    sys.path[:] = entries
+    sys.path = found.path_list
+    sys.path[:] = found.path
     signal.set_wakeup_fd(-1)
 
 
@@ -81,8 +87,8 @@ def test_what_cannot_be_put_back_is_logged_and_the_rest_is_put_back(
     _adds_an_unclosable_handler()
     sys.argv = ["changed"]
     before.restore()
-    assert sys.argv == before.argv
-    assert logging.getLogger().handlers == before.log_handlers
+    assert sys.argv == list(before.argv)
+    assert logging.getLogger().handlers == list(before.log_handlers)
     assert logged == ["what the script has changed stays in part"]
 
 
@@ -112,3 +118,101 @@ def test_without_a_current_directory_nothing_is_put_back_into_it(
     nowhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fresh.Snapshot.take().directory is None
+
+
+@pytest.fixture
+def start() -> Iterator[fresh.Start]:
+    start = fresh.Start()
+    yield start
+    start.stop()
+    start.restore()
+
+
+# Of a script's own, which it imports: what is set here is set once in a process.
+SETS = """
+import logging, os, signal, sys, torch
+import {below}
+os.environ["SET_BY_IMPORT"] = "1"
+os.environ["SET_BY_BOTH"] = "import"
+sys.path.insert(0, "{name}-first")
+sys.path.append("{name}-last")
+logging.getLogger().addHandler(HANDLER := logging.NullHandler())
+signal.signal(signal.SIGUSR2, HANDLE := lambda *_: None)
+torch.set_default_dtype(torch.float64)
+"""
+
+
+def test_what_imports_have_changed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: fresh.Snapshot, start: fresh.Start
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sets_something.py").write_text(SETS.format(below="sets_below", name="set"))
+    (tmp_path / "sets_below.py").write_text("import os\nos.environ['SET_BELOW'] = '1'\n")
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        os.environ["SET_BY_SCRIPT"] = "1"
+        sys.path.append("of-the-script")
+        module = importlib.import_module("sets_something")
+        os.environ["SET_BY_BOTH"] = "script"
+        os.environ["SET_BELOW"] = "script"
+        logging.getLogger().addHandler(logging.NullHandler())
+        torch.set_default_dtype(torch.float16)
+        torch.set_num_threads(threads + 1)
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.benchmark = True
+        start.restore()
+        names = ("SET_BY_IMPORT", "SET_BY_BOTH", "SET_BELOW", "SET_BY_SCRIPT")
+        assert [os.environ.get(name) for name in names] == ["1", "import", "1", None]
+        assert (sys.path[0], sys.path[-1]) == ("set-first", "set-last")
+        assert "of-the-script" not in sys.path
+        assert logging.getLogger().handlers == [*before.log_handlers, module.HANDLER]
+        assert signal.getsignal(signal.SIGUSR2) is module.HANDLE
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.get_num_threads() == threads
+        assert torch.get_float32_matmul_precision() == precision
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        start.stop()
+        before.restore()
+        for name in ("sets_something", "sets_below"):
+            sys.modules.pop(name, None)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_an_import_that_fails_and_a_look_for_a_module_are_no_trap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: fresh.Start
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fails_once.py").write_text(
+        "import os\nassert os.environ.setdefault('TRIED', '0') == '1'\n"
+    )
+    spec = importlib.util.find_spec("fails_once")
+    assert spec is not None
+    assert isinstance(spec.loader, SourceFileLoader)
+    with pytest.raises(AssertionError):
+        importlib.import_module("fails_once")
+    assert os.environ["TRIED"] == "0"
+    os.environ["TRIED"] = "1"
+    module = importlib.import_module("fails_once")
+    assert type(module.__spec__) is ModuleSpec
+    start.restore()
+    assert os.environ["TRIED"] == "0"  # as the first import of it has set it
+    del os.environ["TRIED"], sys.modules["fails_once"]
+
+
+def test_variables_of_a_run_that_was_left_are_freed_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second model beside the first may be more than the GPU's memory holds."""
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    file = tmp_path / "train.py"
+    file.write_text("class Model: pass\nmodel = Model()\ndef main(): return model\n")
+    script.run_script(str(file), [])
+    model = weakref.ref(sys.modules["__main__"].model)
+    script.let_go()
+    assert script.has_variables()
+    gc.collect()
+    assert (model(), script.has_variables()) == (None, False)

@@ -100,6 +100,7 @@ class Repetition:
         self._times: list[tuple[tuple[str, str], int]] = []
         self._failures = 0
         self._furthest: int | None = None
+        self._updates: int | None = None  # of the optimizer, in the iteration before
         self.escalation: Escalation | None = None
 
     def count(
@@ -107,20 +108,24 @@ class Repetition:
         incident: Incident,
         furthest: int | None,
         *,
+        updates: int | None = None,
         starting_up: bool | None = None,
         unfinished: Collection[int] | None = None,
     ) -> Escalation | None:
         """How an iteration ended, and ``escalation`` after it.
 
         ``furthest`` is the highest step that this one, or any, has reached here. Where that is not
-        known (None), who has run for long is taken to have come further, but not for ever.
+        known (None), ``updates`` of the optimizer in this one may show it. They begin anew with
+        each start, wherever its checkpoint is: so who has run for long is taken to have come
+        further, but not for ever, and neither after as many updates as before nor with a wait at
+        the end.
         ``starting_up``: a process group of this rank had not completed a collective yet; None
         where that is not known. ``unfinished``: the ranks that had not run the script to its end,
         if all that would run it now had: they do not, and whether the whole job starts once more is
         the agent's decision.
         """
         try:
-            found = self._judge(incident, furthest, starting_up, unfinished)
+            found = self._judge(incident, furthest, updates, starting_up, unfinished)
         except Exception as error:
             log.exception("whether a restart in place can help is not known")
             why = f"whether a restart in place can help is not known ({type(error).__name__})"
@@ -132,6 +137,7 @@ class Repetition:
         self,
         incident: Incident,
         furthest: int | None,
+        updates: int | None,
         starting_up: bool | None,
         unfinished: Collection[int] | None,
     ) -> Escalation | None:
@@ -146,15 +152,17 @@ class Repetition:
         )
         if asked is not None or this is None:
             return asked
-        self._note_progress(incident, furthest)
+        self._note_progress(incident, furthest, updates)
         return self._decide(incident, this, starting_up)
 
-    def _note_progress(self, incident: Incident, furthest: int | None) -> None:
+    def _note_progress(self, incident: Incident, furthest: int | None, updates: int | None) -> None:
         lasted_s, self._ended_at = incident.at - self._ended_at, incident.at
-        if furthest is None:
-            if lasted_s >= _EARLY_S:
-                self._times.clear()
-        elif self._furthest is None or furthest > self._furthest:
+        trained = updates is None or (updates != self._updates and not _waited(incident))
+        self._updates = updates
+        if furthest is None and lasted_s >= _EARLY_S and trained:
+            self._times.clear()
+        furthest = updates if furthest is None else furthest
+        if furthest is not None and (self._furthest is None or furthest > self._furthest):
             self._times.clear()
             self._failures, self._furthest = 0, furthest
 
@@ -297,6 +305,11 @@ def _final(incident: Incident) -> Escalation | None:
 def _may_be_cause(fault: Fault, incident: Incident) -> bool:
     """Whether ``fault`` is not the consequence of another rank's; where all are, the first is."""
     return not fault.is_symptom or fault.initial_rank == incident.first_faulty_rank
+
+
+def _waited(incident: Incident) -> bool:
+    """Whether the iteration ended with a wait, which may be most of its time."""
+    return incident.cause in (*_HANGS, *_ENDS)
 
 
 def _is_script_s(incident: Incident) -> bool:

@@ -7,6 +7,7 @@ handlers on the root logger, callbacks at exit, signal handlers, children.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import logging
 import multiprocessing
 import os
@@ -15,11 +16,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from ncclops.worker import leftovers, pools, process_state
+from ncclops.worker import leftovers, pools, process_state, script_imports, torch_settings
 
 _log = logging.getLogger("ncclops.restart")  # into worker.log
 
@@ -34,33 +35,48 @@ _RESTART_CORES = ("RANK", "WORLD_SIZE")
 class Snapshot:
     """What a script may change in its process and the next run must find as it was."""
 
-    argv: list[str]
-    path: tuple[list[str], list[str]]  # the list itself, and what was in it
+    argv: tuple[str, ...]
+    path_list: list[str]
+    path: tuple[str, ...]  # what was in it
     directory: str | None
-    hooks: tuple[Any, Any, Any]
+    hooks: dict[str, Any]
     signals: dict[signal.Signals, Any]
     environ: dict[str, str]
-    streams: tuple[Any, Any]
+    streams: dict[str, Any]
     start_method: str | None
     log_level: int
-    log_handlers: list[logging.Handler]
-    threads: set[threading.Thread]
+    log_handlers: tuple[logging.Handler, ...]
+    threads: frozenset[threading.Thread]
+    torch: dict[str, Any]
 
     @classmethod
     def take(cls) -> Snapshot:
         root = logging.getLogger()
         return cls(
-            argv=list(sys.argv),
-            path=(sys.path, list(sys.path)),
+            argv=tuple(sys.argv),
+            path_list=sys.path,
+            path=tuple(sys.path),
             directory=process_state.current_directory(),
-            hooks=(sys.excepthook, threading.excepthook, sys.unraisablehook),
+            hooks={
+                "exception": sys.excepthook,
+                "thread": threading.excepthook,
+                "unraisable": sys.unraisablehook,
+            },
             signals={number: signal.getsignal(number) for number in _settable_signals()},
             environ=dict(os.environ),
-            streams=(sys.stdout, sys.stderr),
+            streams={"stdout": sys.stdout, "stderr": sys.stderr},
             start_method=multiprocessing.get_start_method(allow_none=True),
             log_level=root.level,
-            log_handlers=list(root.handlers),
-            threads=set(threading.enumerate()),
+            log_handlers=tuple(root.handlers),
+            threads=frozenset(threading.enumerate()),
+            torch=torch_settings.read(),
+        )
+
+    def with_changes(self, before: Snapshot, after: Snapshot) -> Snapshot:
+        """What it would be if what ``before`` and ``after`` differ in had changed before it."""
+        names = [each.name for each in fields(self)]
+        return Snapshot(
+            **{n: _changed(getattr(self, n), getattr(before, n), getattr(after, n)) for n in names}
         )
 
     def restore(self) -> None:
@@ -72,6 +88,7 @@ class Snapshot:
         for part in (
             self._restore_interpreter,
             self.restore_environment,
+            partial(torch_settings.write, self.torch),
             _stop_timers,  # before the handlers: without its own an alarm ends the process
             self._restore_signals,
             self._restore_logging,
@@ -81,7 +98,7 @@ class Snapshot:
             leftovers.log_handlers.begin_run,
             leftovers.forget_accelerate,
             leftovers.forget_deepspeed,
-            partial(leftovers.threads.note, self.threads),
+            partial(leftovers.threads.note, set(self.threads)),
         ):
             try:
                 part()
@@ -90,13 +107,14 @@ class Snapshot:
 
     def _restore_interpreter(self) -> None:
         sys.argv = list(self.argv)
-        sys.path, entries = self.path
-        sys.path[:] = entries
+        sys.path = self.path_list
+        sys.path[:] = self.path
         if self.directory is not None:
             with suppress(OSError):
                 os.chdir(self.directory)
-        sys.excepthook, threading.excepthook, sys.unraisablehook = self.hooks
-        sys.stdout, sys.stderr = self.streams
+        sys.excepthook, threading.excepthook = self.hooks["exception"], self.hooks["thread"]
+        sys.unraisablehook = self.hooks["unraisable"]
+        sys.stdout, sys.stderr = self.streams["stdout"], self.streams["stderr"]
 
     def _restore_signals(self) -> None:
         # Its descriptor may be closed by now, and its number that of a connection of ours.
@@ -121,6 +139,45 @@ class Snapshot:
             with suppress(Exception):  # the script's own; what it has open is gone with its run
                 handler.close()
         root.handlers[:] = self.log_handlers
+
+
+class Start:
+    """The process as the script finds it, with what imports of the script have changed since:
+    its modules stay imported, and would not change that again."""
+
+    def __init__(self) -> None:
+        self._snapshot = Snapshot.take()
+        self.stop = script_imports.watch(Snapshot.take, self._imported)
+
+    def _imported(self, before: Snapshot) -> None:
+        self._snapshot = self._snapshot.with_changes(before, Snapshot.take())
+
+    def restore(self) -> None:
+        """See ``Snapshot``."""
+        self._snapshot.restore()
+
+    def restore_environment(self) -> None:
+        """See ``Snapshot``."""
+        self._snapshot.restore_environment()
+
+
+def _changed(first: Any, before: Any, after: Any) -> Any:
+    """``first``, with what ``before`` and ``after`` differ in; of collections, entry by entry."""
+    if before == after:
+        return first
+    if isinstance(first, dict):
+        changed = {
+            key: after[key] for key in after if key not in before or after[key] != before[key]
+        }
+        return {k: v for k, v in (first | changed).items() if k in after or k not in before}
+    if isinstance(first, frozenset):
+        return (first | after) - (before - after) - (before - first)
+    if isinstance(first, tuple):
+        added = [each for each in after if each not in before]
+        kept = [each for each in first if each in after or each not in before]
+        in_front = list(itertools.takewhile(lambda each: each in added, after))
+        return (*in_front, *kept, *(each for each in added if each not in in_front))
+    return after
 
 
 def _settable_signals() -> set[signal.Signals]:

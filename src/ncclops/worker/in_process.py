@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -195,14 +196,15 @@ class _TellsThatItHasLeft(restart.finalize.Finalize):
         return state
 
 
-class _RestoresEnvironment(restart.finalize.Finalize):
-    """``restore`` puts back what the script has made of the environment."""
+class _LeavesScript(restart.finalize.Finalize):
+    """``restore`` puts back what the script has made of the environment; its variables go."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
         self._restore = restore
 
     def __call__(self, state: restart.state.FrozenState) -> restart.state.FrozenState:
         self._restore()
+        script.let_go()
         return state
 
 
@@ -222,7 +224,7 @@ class _Attempts:
         self._starting = starting
         self._timeouts = timeouts
         self._phases = phases
-        self._before: fresh.Snapshot | None = None
+        self._before: fresh.Start | None = None
         self._balance = Balance(growth)
         self._smallest = SmallestWorld(
             restarts.min_world_size,
@@ -250,7 +252,7 @@ class _Attempts:
             finalize=restart.Compose(
                 no_restart.NoRestart(),
                 _TellsThatItHasLeft(),
-                _RestoresEnvironment(self._restore_environment),
+                _LeavesScript(self._restore_environment),
             ),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             grow_timeout=self._timeouts.grow if self._grows else None,
@@ -316,11 +318,13 @@ class _Attempts:
         self._returned = self._raised = False
         recorder.current().begin_iteration(call.iteration)
         if self._before is None:
-            self._before = fresh.Snapshot.take()  # here, with what the restart core has set up
+            self._before = fresh.Start()  # here, with what the restart core has set up
             worker_record.report(EnteredEvent())
         else:
             self._before.restore()
             attached.leave_debugger()
+            if script.has_variables():  # callbacks and handlers referred to them until here
+                gc.collect()
             if self._repetition.escalation is not None:
                 _escalate(self._repetition.escalation)
             if (too_small := self._smallest.judge(int(os.environ["WORLD_SIZE"]))) is not None:
@@ -381,9 +385,11 @@ class _Attempts:
     def _on_incident(self, incident: Incident) -> None:
         if self._repetition.escalation is not None:
             return  # this rank leaves because of it
+        furthest, updates = _progress(incident.initial_rank)
         escalation = self._repetition.count(
             incident,
-            _furthest(incident.initial_rank),
+            furthest,
+            updates=updates,
             starting_up=self._starting.was_starting,
             unfinished=self._unfinished(),
         )
@@ -392,8 +398,8 @@ class _Attempts:
             _report(escalation)  # this rank leaves by itself, and so may all others
 
 
-def _furthest(rank: int) -> int | None:
-    """The highest step that a rank of this host has reached, as far as any reports its steps; else
+def _progress(rank: int) -> tuple[int | None, int | None]:
+    """The highest step that a rank of this host has reached, as far as any reports its steps, and
     the updates of the optimizer of ``rank`` since the script was started. None as well where the
     script has left nothing to read that with: its restarts have to be counted in any case."""
     furthest: int | None = None
@@ -401,9 +407,9 @@ def _furthest(rank: int) -> int | None:
         paths = RunPaths(Path(os.environ[RUN_DIR]))
         steps = (progress.highest_step(paths), recorder.current().highest_step)
         furthest = max((step for step in steps if step is not None), default=None)
-        if furthest is None and (own_page := progress.read(paths.rank(rank).progress)) is not None:
-            furthest = own_page.updates or None
-    return furthest
+        if (own_page := progress.read(paths.rank(rank).progress)) is not None:
+            return furthest, own_page.updates or None
+    return furthest, None
 
 
 def _obey(call: restart.CallWrapper) -> None:

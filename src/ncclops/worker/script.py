@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import weakref
 import zipimport
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,16 @@ from ncclops.worker.process_state import current_directory
 # What the interpreter was started with; kept, because dropping a module clears its globals.
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _launcher_main = sys.modules.get("__main__")
+
+
+class _Run:
+    """The latest run of the script."""
+
+    module: ModuleType | None = None  # whose global variables are the script's
+    variables: weakref.ref[Any] | None = None  # to what these alone refer to
+
+
+_run_of_script = _Run()
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -102,6 +113,7 @@ def run_function(target: str, arguments: Sequence[str]) -> None:
     module.__spec__ = ModuleSpec(module.__name__, module.__loader__, origin=absolute)
     module.__spec__.has_location = True
     sys.modules[module.__name__] = module
+    _remember(module)
     # A spawned child needs no part of it: it imports the module by its name.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     with _described():
@@ -132,8 +144,30 @@ def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     # multiprocessing knows it by a second name from its own import on, which may have been ours.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    _remember(main)
     with _described():
         exec(load(), main.__dict__)
+
+
+def _remember(module: ModuleType) -> None:
+    _run_of_script.module = module
+    with suppress(TypeError):  # a loader without weak references
+        _run_of_script.variables = weakref.ref(module.__loader__)
+
+
+def let_go() -> None:
+    """Drop the script's module after an interrupted run, so that its global variables are freed.
+
+    The next run would replace it, and first make its own model and stores beside those.
+    """
+    module, _run_of_script.module = _run_of_script.module, None
+    for name in [name for name, known in sys.modules.items() if known is module is not None]:
+        sys.modules[name] = ModuleType(name)
+
+
+def has_variables() -> bool:
+    """Whether the global variables of the run that was let go of are still there."""
+    return _run_of_script.variables is not None and _run_of_script.variables() is not None
 
 
 @contextmanager
