@@ -65,7 +65,9 @@ def after(
     repetition = Repetition(STARTED, respawned_for)
     for index, (happened, step) in enumerate(incidents):
         assert repetition.escalation is None, f"escalated before incident {index}"
-        repetition.count(happened, step, starting_up=starting_up)
+        numbered = len(incidents) > 1 and happened.iteration == 1
+        this = dataclasses.replace(happened, iteration=index) if numbered else happened
+        repetition.count(this, step, starting_up=starting_up)
     return repetition.escalation
 
 
@@ -107,6 +109,21 @@ def test_a_rank_that_ends_before_its_peers_again_and_again_ends_the_job() -> Non
     assert (
         escalation.reason == f"{one.summary} (rank 3): 2 times at the same place without a new step"
     )
+
+
+@pytest.mark.parametrize("summary", [BROKEN.summary, "KeyError: 'SET_ONCE'"])
+def test_what_did_not_fail_in_the_first_run_may_have_to_do_with_the_processes(summary: str) -> None:
+    """A library refuses to be started twice in one process, or something is set at an import."""
+    again = incident(summary, line=2, at=STARTED + 60)
+    asked = after((MEMORY, 10), (again, 10), *[(again, 10)] * (summary == BROKEN.summary))
+    assert asked is not None
+    assert (asked.to, asked.failure) == ("respawn", (summary, "train.py:2, in step"))
+    for earlier in (asked.failure, ("another", "elsewhere")):
+        repetition = Repetition(STARTED, json.dumps(earlier))
+        for iteration in range(2):
+            repetition.count(dataclasses.replace(again, iteration=iteration), 10)
+        assert repetition.escalation is not None
+        assert repetition.escalation.to == "stop"
 
 
 def test_an_error_that_new_processes_may_mend_has_three_tries_in_place() -> None:
@@ -163,9 +180,11 @@ def test_updates_begin_anew_with_each_start_from_a_checkpoint(
 ) -> None:
     """A script that reports no steps, and has run for long before each of its failures."""
     repetition = Repetition(STARTED, None)
-    for hour, count in enumerate(updates, 1):
+    for iteration, count in enumerate(updates):
         assert repetition.escalation is None
-        happened = incident(summary, kind=kind, at=STARTED + 3600 * hour)
+        happened = incident(
+            summary, kind=kind, at=STARTED + 3600 * (iteration + 1), iteration=iteration
+        )
         repetition.count(happened, None, updates=count)
     asked = repetition.escalation
     assert (asked.to if asked else None) == ends

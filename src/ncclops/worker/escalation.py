@@ -101,6 +101,7 @@ class Repetition:
         self._failures = 0
         self._furthest: int | None = None
         self._updates: int | None = None  # of the optimizer, in the iteration before
+        self._at_first: tuple[str, str] | None = None  # how the processes' first run has failed
         self.escalation: Escalation | None = None
 
     def count(
@@ -142,6 +143,8 @@ class Repetition:
         unfinished: Collection[int] | None,
     ) -> Escalation | None:
         this = _failure_of(incident)
+        if incident.iteration == 0:
+            self._at_first = this
         asked = (
             incident.escalation
             or _corrupted(incident)
@@ -179,7 +182,7 @@ class Repetition:
             return Escalation("respawn", f"{what}: a failure to start", this, failed_start=True)
         times = self._add(this)
         if times >= _SCRIPT_S_LIMIT and _is_script_s(incident):
-            return Escalation("stop", f"{what}: {_so_often(times)}", this)
+            return self._script_s(f"{what}: {_so_often(times)}", this)
         if times >= _LIMIT:
             return Escalation(
                 "respawn", f"{what}: {_so_often(times)}", this, failed_start=failed_start
@@ -202,8 +205,15 @@ class Repetition:
             return None
         if not self._is_early(incident):
             return None
-        what, where = str(incident.exception), _place(incident.raised)
-        return Escalation("stop", f"{what} ({where}): a mistake in the script", (what, where))
+        what, where = this = str(incident.exception), _place(incident.raised)
+        return self._script_s(f"{what} ({where}): a mistake in the script", this)
+
+    def _script_s(self, reason: str, this: tuple[str, str]) -> Escalation:
+        """The script is to be changed, unless its first run in these processes did not fail so:
+        then the reason may be what that run has left in them, or in a library."""
+        if _is_same(this, self._at_first) or self._respawned_for is not None:
+            return Escalation("stop", reason, this)
+        return Escalation("respawn", f"{reason}, but not in the first run of these processes", this)
 
     def _lost_while_waiting(self, incident: Incident) -> Escalation | None:
         """Ranks that waited for others where no abort frees them had to be ended: mostly in NCCL,
