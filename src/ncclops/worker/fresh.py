@@ -7,6 +7,7 @@ handlers on the root logger, callbacks at exit, signal handlers, children.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -17,7 +18,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from ncclops.worker import leftovers, pools, process_state, script_imports, torch_settings
@@ -88,17 +88,17 @@ class Snapshot:
         for part in (
             self._restore_interpreter,
             self.restore_environment,
-            partial(torch_settings.write, self.torch),
+            functools.partial(torch_settings.write, self.torch),
             _stop_timers,  # before the handlers: without its own an alarm ends the process
             self._restore_signals,
             self._restore_logging,
             _end_children,
-            partial(multiprocessing.set_start_method, self.start_method, force=True),
+            functools.partial(multiprocessing.set_start_method, self.start_method, force=True),
             leftovers.atexit_callbacks.forget,
             leftovers.log_handlers.begin_run,
             leftovers.forget_accelerate,
             leftovers.forget_deepspeed,
-            partial(leftovers.threads.note, set(self.threads)),
+            functools.partial(leftovers.threads.note, set(self.threads)),
         ):
             try:
                 part()
@@ -180,9 +180,10 @@ def _changed(first: Any, before: Any, after: Any) -> Any:
     return after
 
 
-def _settable_signals() -> set[signal.Signals]:
+@functools.cache
+def _settable_signals() -> frozenset[signal.Signals]:
     fixed = {signal.SIGKILL, signal.SIGSTOP}
-    return {s for s in signal.valid_signals() if isinstance(s, signal.Signals)} - fixed
+    return frozenset(s for s in signal.valid_signals() if isinstance(s, signal.Signals)) - fixed
 
 
 def _stop_timers() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -77,7 +77,12 @@ def _write(setting: _Setting, value: Any) -> None:
         setting.set(value)
 
 
-def _settings() -> Iterator[_Setting]:
+@cache
+def _settings() -> tuple[_Setting, ...]:
+    return tuple(_all_settings())
+
+
+def _all_settings() -> Iterator[_Setting]:
     yield _Setting("default type", torch.get_default_dtype, torch.set_default_dtype)
     yield _Setting("default device", _default_device, torch.set_default_device)
     yield _Setting("number of threads", torch.get_num_threads, torch.set_num_threads)
