@@ -67,7 +67,9 @@ def test_the_example_trains_under_the_single_node_profile(
 
 LEAKED = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
 STALE = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
-CHOICE = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
+SECRET = "abc123def"
+CHOICE = ["--profile", "single-node-h200", "--set", "A=b c", "--set", f"HF_TOKEN={SECRET}"]
+CHOICE += ["--keep", "NCCL_IB_TC"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,13 @@ def test_workers_get_exactly_what_env_diff_said(dumped: Path, ncclops_in_process
         assert {k: environ.get(k) for k in untouched} == {
             k: v for k, v in clean_environ(LEAKED).items() if k in untouched
         }
+
+
+def test_no_record_of_a_run_has_a_secret_that_was_set(dumped: Path) -> None:
+    assert environ_of(dumped, 0)["HF_TOKEN"] == SECRET
+    records = [path for path in (dumped / "run").rglob("*") if path.is_file()]
+    assert {"run.json", "events.jsonl", "environment.json"} <= {path.name for path in records}
+    assert not [path for path in records if SECRET.encode() in path.read_bytes()]
 
 
 def test_workers_are_identified_by_torchruns_variables(dumped: Path) -> None:

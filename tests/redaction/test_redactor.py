@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.env.catalogue import catalogue
+from ncclops.record.events import EscalationEvent
 from ncclops.redaction.redactor import (
     REDACTED,
     Redactor,
@@ -56,6 +57,7 @@ SECRETS = [
     ("curl -s -u me:S3cretValue https://x", "S3cretValue"),
     ("DB_PASS=S3cretValue", "S3cretValue"),
     ("MYSQL_PWD=S3cretValue", "S3cretValue"),
+    ("DB_PW=S3cretValue", "S3cretValue"),
     ("secret_key: S3cretValue", "S3cretValue"),
     ("srun train.py --wandb-key S3cretValue --lr 3e-4", "S3cretValue"),
     ("login with nvapi-S3cretValue0123456789abcd ok", "S3cretValue"),
@@ -208,6 +210,12 @@ def test_short_names_take_out_only_what_looks_like_a_key() -> None:
 def test_rows_of_a_plan_hide_what_their_variable_holds() -> None:
     plan = [{"name": "DB_PASSWORD", "before": None, "after": "pw", "reason": "--set"}]
     assert Redactor().document(plan) == [plan[0] | {"after": REDACTED}]
+
+
+def test_all_that_a_record_holds_is_looked_through() -> None:
+    event = EscalationEvent(to="stop", failure=("RuntimeError: token=abc123def", "train.py:3"))
+    clean = Redactor().record(event)
+    assert clean.failure == (f"RuntimeError: token={REDACTED}", "train.py:3")
 
 
 def test_an_ending_of_a_name_that_is_a_word_in_documents_stays_there() -> None:

@@ -311,16 +311,14 @@ def _warn(line: str) -> None:
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
-    record, redactor = prepared.to_record(), Redactor()
-    # A command line may hold keys, and who may read the run may not have been meant to.
-    began = {
-        "started": time.time(),
-        "launcher": launcher.current(),
-        "argv": redactor.document(sys.argv),
-        "cwd": str(Path.cwd()),
-        "command": redactor.document(record.command),
-    }
-    run.write_run(msgspec.structs.replace(record, **began))
+    # The command line and the plan may hold keys, and others may read the run.
+    record = msgspec.structs.replace(
+        Redactor().record(msgspec.structs.replace(prepared.to_record(), argv=sys.argv)),
+        started=time.time(),
+        launcher=launcher.current(),
+        cwd=str(Path.cwd()),
+    )
+    run.write_run(record)
     run.add(RunStartedEvent(run_id=run.run_id, world_size=prepared.layout.world_size))
     run.add(StackEvent(**asdict(prepared.stack)))
     run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=record.plan))

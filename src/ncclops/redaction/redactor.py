@@ -9,9 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ncclops.redaction.marks import Mark, without_marked
+
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 REDACTED = "<redacted>"
 
@@ -135,7 +139,7 @@ class Redactor:
                 )
 
     def document(self, value: Any) -> Any:
-        """``value`` (what JSON holds) without secrets.
+        """``value`` (what JSON holds, or a record as builtins) without secrets.
 
         What a field with a secret's name holds goes, what follows an option with such a name in a
         command line, and variables as by ``variable``: in fields written in capitals, in an
@@ -147,9 +151,13 @@ class Redactor:
             named = value.get("name")
             row = named if isinstance(named, str) else ""
             return {key: self._field(str(key), item, row) for key, item in value.items()}
-        if isinstance(value, list):
-            return list(self._items(value))
+        if isinstance(value, list | tuple):  # records have both
+            return type(value)(self._items(value))
         return value
+
+    def record(self, record: AnyStruct) -> AnyStruct:
+        """``record`` likewise, by the names of its fields."""
+        return msgspec.convert(self.document(msgspec.to_builtins(record)), type(record))
 
     def _field(self, name: str, value: Any, row: str) -> Any:
         if isinstance(value, str):
@@ -165,7 +173,7 @@ class Redactor:
     def _variable(self, name: str, value: Any) -> Any:
         return self.variable(name, value) if isinstance(value, str) else self.document(value)
 
-    def _items(self, values: list[Any]) -> Iterator[Any]:
+    def _items(self, values: Iterable[Any]) -> Iterator[Any]:
         option = ""
         for value in values:
             if isinstance(value, str):
