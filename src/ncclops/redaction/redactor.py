@@ -23,6 +23,12 @@ REDACTED = "<redacted>"
 _PEM_BODY = re.compile(r"^[\sA-Za-z0-9+/=:,-]*$")
 _PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BEGIN = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
+# How a line ends whose value stands on the next one: as in a shell, and in YAML and JSON.
+_GOES_ON = re.compile(r"(?: \s*\\ | (?<=[:=])\s*[|>][+-]?\d? | (?<=[:=]) )\Z", re.VERBOSE)
+_NAME_ALONE = re.compile(r"""\bname["']?\s*[:=]\s*["']?\w{1,100}["']?,?\Z""")
+# Such a value has its line for itself, with a field's name at most: a log's line has words.
+_VALUE_ALONE = re.compile(r"""\s*(?:["']?value["']?\s*[:=]\s*)?[^\s:=]\S*(?:\s+\\)?\s*\Z""")
+_MOST_OF_A_NAME = 200
 _NAMED, _VARIABLE = "named", "variable"
 # What a value is taken out by for the name in front of it: a field's, or an option's.
 _BY_NAME = (_NAMED, "basic", "short-option")
@@ -121,7 +127,7 @@ class Redactor:
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """``lines`` without secrets, those that span lines included."""
-        inside = False
+        inside, name = False, ""
         for line in lines:
             if inside and _PEM_END.search(line):
                 inside = False
@@ -129,14 +135,23 @@ class Redactor:
             elif inside and _PEM_BODY.match(line):
                 continue
             else:
-                inside = False
-                redacted = self.text(line)
+                redacted = self._behind_line(name, line) or self.text(line)
                 inside = redacted != line and _opens_block(line)
+                name = _name_at_end(name, redacted)
                 yield (
                     redacted
                     if redacted.endswith("\n") or not line.endswith("\n")
                     else (redacted + "\n")
                 )
+
+    def _behind_line(self, name: str, line: str) -> str:
+        """``line`` where it is the value of ``name``, the end of the line before; else empty."""
+        if not name or not _VALUE_ALONE.match(line):
+            return ""
+        value = line.lstrip()
+        clean = self.text(name + value)
+        of_value = clean.startswith(name)
+        return line[: len(line) - len(value)] + clean[len(name) :] if of_value else ""
 
     def document(self, value: Any) -> Any:
         """``value`` (what JSON holds, or a record as builtins) without secrets.
@@ -198,6 +213,15 @@ class Redactor:
         start, end = (edge - match.start() for edge in match.span("secret"))
         whole = match.group()
         return whole[:start] + REDACTED + whole[end:]
+
+
+def _name_at_end(before: str, line: str) -> str:
+    """What of the end of ``line``, behind ``before``, may be the name of the next line's value."""
+    end = (before + line.lstrip() if before else line)[-_MOST_OF_A_NAME:].rstrip()
+    name = _GOES_ON.sub("", end)
+    if name != end or name.endswith((":", "=")):
+        return name if name.endswith("=") else f"{name} "
+    return f"{name} " if _NAME_ALONE.search(name) else ""
 
 
 def _opens_block(line: str) -> bool:
