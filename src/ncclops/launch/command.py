@@ -431,7 +431,9 @@ def _retry_plan(request: Resolved) -> RetryPlan:
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
     fill = {"run_dir": str(run.path), "rank_dir": str(run.paths.rank(rank).root)}
     environ = prepared.plan.apply(os.environ, fill)
-    for name in variables.OURS:  # of a run that this one is started from
+    if variables.RUN_DIR in environ:  # another job than the run that this one is started from
+        environ.pop(variables.STORE_PREFIX, None)
+    for name in variables.OURS:
         environ.pop(name, None)
     environ |= {
         variables.RUN_DIR: str(run.path),
