@@ -149,6 +149,8 @@ def test_what_cannot_be_packed_is_one_line(ncclops_in_process: Ncclops, run_dir:
     assert ncclops_in_process("bundle", "run", "-o", "taken.tar.gz", "--force").returncode == 0
     assert contents(run_dir.with_name("taken.tar.gz"))
     fails("run", "-o", "nowhere/x.tar.gz", words="cannot write nowhere/x.tar.gz")
+    fails("run", "-o", "-", words="name a file")
+    assert not run_dir.with_name("-").exists()
 
 
 def test_the_rules_can_be_read(ncclops_in_process: Ncclops) -> None:

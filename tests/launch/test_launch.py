@@ -67,7 +67,11 @@ def test_the_example_trains_under_the_single_node_profile(
 
 LEAKED = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
 STALE = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
-CHOICE = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
+# Of a run whose rank starts this one.
+OUTER = {"NCCLOPS_RUN_DIR": "/outer", "NCCLOPS_STORE_PREFIX": "ncclops/outer/0"}
+SECRET = "abc123def"
+CHOICE = ["--profile", "single-node-h200", "--set", "A=b c", "--set", f"HF_TOKEN={SECRET}"]
+CHOICE += ["--keep", "NCCL_IB_TC"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +81,7 @@ def dumped(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> 
     path = directory / "train.py"
     path.write_text(DUMP_ENVIRON)
     options = [*CHOICE, "--run-dir", "run", "--nproc-per-node", "2"]
-    done = run_ncclops(directory, "launch", *options, path, env={**LEAKED, **STALE})
+    done = run_ncclops(directory, "launch", *options, path, env={**LEAKED, **STALE, **OUTER})
     assert done.returncode == 0, done.stderr
     return directory
 
@@ -97,6 +101,19 @@ def test_workers_get_exactly_what_env_diff_said(dumped: Path, ncclops_in_process
         assert {k: environ.get(k) for k in untouched} == {
             k: v for k, v in clean_environ(LEAKED).items() if k in untouched
         }
+
+
+def test_a_run_started_from_a_rank_of_another_is_another_job(dumped: Path) -> None:
+    environ = environ_of(dumped, 0)
+    assert environ["NCCLOPS_RUN_DIR"] == str(dumped / "run")
+    assert "NCCLOPS_STORE_PREFIX" not in environ
+
+
+def test_no_record_of_a_run_has_a_secret_that_was_set(dumped: Path) -> None:
+    assert environ_of(dumped, 0)["HF_TOKEN"] == SECRET
+    records = [path for path in (dumped / "run").rglob("*") if path.is_file()]
+    assert {"run.json", "events.jsonl", "environment.json"} <= {path.name for path in records}
+    assert not [path for path in records if SECRET.encode() in path.read_bytes()]
 
 
 def test_workers_are_identified_by_torchruns_variables(dumped: Path) -> None:

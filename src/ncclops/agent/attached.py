@@ -19,6 +19,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class Attached:
 
     def __init__(self, log: Path) -> None:
         self._log = log
+        self._file: FileIO | None = None
         self._master = self._slave = -1
         self._copying = threading.Lock()
         self._wake, self._waker = -1, -1
@@ -106,6 +108,8 @@ class Attached:
         self.drain()
         for fd in (self._master, self._slave, self._wake):
             os.close(fd)
+        if self._file is not None:
+            self._file.close()
         self._master = -1
 
     def _run(self) -> None:
@@ -122,9 +126,17 @@ class Attached:
                 poller.unregister(_STDIN)  # the terminal has gone
 
     def _copy_output(self) -> None:
-        with self._copying, self._log.open("ab", buffering=0) as log, suppress(BlockingIOError):
+        with self._copying, suppress(BlockingIOError):
             while chunk := os.read(self._master, _CHUNK):
-                log.write(chunk)
+                self._keep(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
+        """What a full disk, or a directory that was removed, does not take is lost: the rank would
+        wait for ever for somebody to read what it prints."""
+        with suppress(OSError):
+            if self._file is None:
+                self._file = self._log.open("ab", buffering=0)
+            self._file.write(chunk)
 
     def _copy_input(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import typer
 
 from ncclops.cli._options import ForceOption, JsonOption, RunArgument
 from ncclops.cli._output import echo, print_json, stdout_console
+from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclops.bundle.pack import Bundle, LeftOut
@@ -62,6 +63,8 @@ def bundle(
     from ncclops.bundle.pack import pack
     from ncclops.record.runs import find
 
+    if output == Path("-"):
+        raise UsageError("-o -: an archive appears whole or not at all: name a file")
     path = find(run).path
     archive = output or Path(f"{path.name}.tar.gz")
     packed = pack(path, archive, file_limit=max_file * _MIB, replace=force)

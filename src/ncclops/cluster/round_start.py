@@ -13,7 +13,7 @@ from ncclops.cluster.records import StartRecord
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.cluster.store_values import NodeFacts
 from ncclops.record.event_values import NodeEntry
-from ncclops.record.variables import ACTIVE_RANKS, NODES
+from ncclops.record.variables import ACTIVE_RANKS, NODES, STORE_PREFIX
 
 
 def compare_hosts(gathered: Sequence[NodeFacts], node_info: NodeInfo) -> fingerprint.Comparison:
@@ -55,7 +55,7 @@ def workers_environ(
     environ = {NODES: " ".join(start.names)}
     if not in_process:
         return environ
-    environ["NCCLOPS_STORE_PREFIX"] = f"{start.prefix}/{start.attempt}"
+    environ[STORE_PREFIX] = f"{start.prefix}/{start.attempt}"
     if start.external:
         environ["NCCLOPS_STORE"] = "{}:{}".format(*start.store)
     if rendezvous.local_addr:

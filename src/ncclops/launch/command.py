@@ -311,16 +311,14 @@ def _warn(line: str) -> None:
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
-    record, redactor = prepared.to_record(), Redactor()
-    # A command line may hold keys, and who may read the run may not have been meant to.
-    began = {
-        "started": time.time(),
-        "launcher": launcher.current(),
-        "argv": redactor.document(sys.argv),
-        "cwd": str(Path.cwd()),
-        "command": redactor.document(record.command),
-    }
-    run.write_run(msgspec.structs.replace(record, **began))
+    # The command line and the plan may hold keys, and others may read the run.
+    record = msgspec.structs.replace(
+        Redactor().record(msgspec.structs.replace(prepared.to_record(), argv=sys.argv)),
+        started=time.time(),
+        launcher=launcher.current(),
+        cwd=str(Path.cwd()),
+    )
+    run.write_run(record)
     run.add(RunStartedEvent(run_id=run.run_id, world_size=prepared.layout.world_size))
     run.add(StackEvent(**asdict(prepared.stack)))
     run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=record.plan))
@@ -433,7 +431,9 @@ def _retry_plan(request: Resolved) -> RetryPlan:
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
     fill = {"run_dir": str(run.path), "rank_dir": str(run.paths.rank(rank).root)}
     environ = prepared.plan.apply(os.environ, fill)
-    for name in variables.OURS:  # of a run that this one is started from
+    if variables.RUN_DIR in environ:  # another job than the run that this one is started from
+        environ.pop(variables.STORE_PREFIX, None)
+    for name in variables.OURS:
         environ.pop(name, None)
     environ |= {
         variables.RUN_DIR: str(run.path),

@@ -40,6 +40,9 @@ NOTIFY = "NCCLOPS_NOTIFY"
 # The names of the job's nodes, by their numbers; absent on a single node.
 NODES = "NCCLOPS_NODES"
 
+# The job's name space in a store that others may use, also for people to set.
+STORE_PREFIX = "NCCLOPS_STORE_PREFIX"
+
 OURS = (
     AGENT_PID,
     COMMANDS_FD,

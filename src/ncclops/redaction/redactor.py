@@ -9,9 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ncclops.redaction.marks import Mark, without_marked
+
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 REDACTED = "<redacted>"
 
@@ -19,6 +23,12 @@ REDACTED = "<redacted>"
 _PEM_BODY = re.compile(r"^[\sA-Za-z0-9+/=:,-]*$")
 _PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BEGIN = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
+# How a line ends whose value stands on the next one: as in a shell, and in YAML and JSON.
+_GOES_ON = re.compile(r"(?: \s*\\ | (?<=[:=])\s*[|>][+-]?\d? | (?<=[:=]) )\Z", re.VERBOSE)
+_NAME_ALONE = re.compile(r"""\bname["']?\s*[:=]\s*["']?\w{1,100}["']?,?\Z""")
+# Such a value has its line for itself, with a field's name at most: a log's line has words.
+_VALUE_ALONE = re.compile(r"""\s*(?:["']?value["']?\s*[:=]\s*)?[^\s:=]\S*(?:\s+\\)?\s*\Z""")
+_MOST_OF_A_NAME = 200
 _NAMED, _VARIABLE = "named", "variable"
 # What a value is taken out by for the name in front of it: a field's, or an option's.
 _BY_NAME = (_NAMED, "basic", "short-option")
@@ -117,7 +127,7 @@ class Redactor:
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """``lines`` without secrets, those that span lines included."""
-        inside = False
+        inside, name = False, ""
         for line in lines:
             if inside and _PEM_END.search(line):
                 inside = False
@@ -125,17 +135,26 @@ class Redactor:
             elif inside and _PEM_BODY.match(line):
                 continue
             else:
-                inside = False
-                redacted = self.text(line)
+                redacted = self._behind_line(name, line) or self.text(line)
                 inside = redacted != line and _opens_block(line)
+                name = _name_at_end(name, redacted)
                 yield (
                     redacted
                     if redacted.endswith("\n") or not line.endswith("\n")
                     else (redacted + "\n")
                 )
 
+    def _behind_line(self, name: str, line: str) -> str:
+        """``line`` where it is the value of ``name``, the end of the line before; else empty."""
+        if not name or not _VALUE_ALONE.match(line):
+            return ""
+        value = line.lstrip()
+        clean = self.text(name + value)
+        of_value = clean.startswith(name)
+        return line[: len(line) - len(value)] + clean[len(name) :] if of_value else ""
+
     def document(self, value: Any) -> Any:
-        """``value`` (what JSON holds) without secrets.
+        """``value`` (what JSON holds, or a record as builtins) without secrets.
 
         What a field with a secret's name holds goes, what follows an option with such a name in a
         command line, and variables as by ``variable``: in fields written in capitals, in an
@@ -147,9 +166,13 @@ class Redactor:
             named = value.get("name")
             row = named if isinstance(named, str) else ""
             return {key: self._field(str(key), item, row) for key, item in value.items()}
-        if isinstance(value, list):
-            return list(self._items(value))
+        if isinstance(value, list | tuple):  # records have both
+            return type(value)(self._items(value))
         return value
+
+    def record(self, record: AnyStruct) -> AnyStruct:
+        """``record`` likewise, by the names of its fields."""
+        return msgspec.convert(self.document(msgspec.to_builtins(record)), type(record))
 
     def _field(self, name: str, value: Any, row: str) -> Any:
         if isinstance(value, str):
@@ -165,7 +188,7 @@ class Redactor:
     def _variable(self, name: str, value: Any) -> Any:
         return self.variable(name, value) if isinstance(value, str) else self.document(value)
 
-    def _items(self, values: list[Any]) -> Iterator[Any]:
+    def _items(self, values: Iterable[Any]) -> Iterator[Any]:
         option = ""
         for value in values:
             if isinstance(value, str):
@@ -190,6 +213,15 @@ class Redactor:
         start, end = (edge - match.start() for edge in match.span("secret"))
         whole = match.group()
         return whole[:start] + REDACTED + whole[end:]
+
+
+def _name_at_end(before: str, line: str) -> str:
+    """What of the end of ``line``, behind ``before``, may be the name of the next line's value."""
+    end = (before + line.lstrip() if before else line)[-_MOST_OF_A_NAME:].rstrip()
+    name = _GOES_ON.sub("", end)
+    if name != end or name.endswith((":", "=")):
+        return name if name.endswith("=") else f"{name} "
+    return f"{name} " if _NAME_ALONE.search(name) else ""
 
 
 def _opens_block(line: str) -> bool:

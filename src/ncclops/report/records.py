@@ -77,13 +77,13 @@ def read(path: Path) -> Records:
     if not paths.holds_run():
         raise runs.no_run(path)
     redactor = Redactor()
-    events = [_without_secrets(event, redactor) for event in event_log.read(paths.events)]
+    events = [redactor.record(event) for event in event_log.read(paths.events)]
     return Records(
         path=path,
         run=_document(RUN, paths.run, redactor) or RunRecord(),
         verdict=_document(VERDICT, paths.verdict, redactor),
         events=tuple(sorted(events, key=lambda event: event.ts)),
-        incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
+        incidents=tuple(redactor.record(each) for each in _incidents(paths)),
         incident_reports=tuple(redactor.document(each) for each in incidents.newest_reports(path)),
         story=_story(path, redactor),
         preflight=_document(PREFLIGHT, paths.preflight, redactor),
@@ -95,7 +95,7 @@ def _story(path: Path, redactor: Redactor) -> Story | None:
     from ncclops.diagnose import diagnose
 
     story = diagnose(path).story
-    return None if story is None else _without_secrets(story, redactor)
+    return None if story is None else redactor.record(story)
 
 
 def _document(kind: DocumentKind[AnyStruct], path: Path, redactor: Redactor) -> AnyStruct | None:
@@ -103,11 +103,7 @@ def _document(kind: DocumentKind[AnyStruct], path: Path, redactor: Redactor) -> 
         record = kind.read(path)
     except UsageError:
         return None
-    return None if record is None else _without_secrets(record, redactor)
-
-
-def _without_secrets(record: AnyStruct, redactor: Redactor) -> AnyStruct:
-    return msgspec.convert(redactor.document(msgspec.to_builtins(record)), type(record))
+    return None if record is None else redactor.record(record)
 
 
 def _incidents(paths: RunPaths) -> Iterator[IncidentRecord]:

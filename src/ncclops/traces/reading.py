@@ -8,7 +8,6 @@ import msgspec
 
 from ncclops.errors import UsageError
 from ncclops.record import event_log
-from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.verdict_record import VERDICT
@@ -21,7 +20,7 @@ def read(path: Path) -> Trace:
     paths = RunPaths(path)
     redactor = Redactor()
     trace = trace_of(
-        [_without_secrets(event, redactor) for event in event_log.read(paths.events)],
+        [redactor.record(event) for event in event_log.read(paths.events)],
         redactor.document(_about(paths)),
     )
     if trace is None:
@@ -58,7 +57,3 @@ def _about(paths: RunPaths) -> dict[str, object]:
         if verdict.classification is not None:
             about["class"] = verdict.classification.class_
     return {name: value for name, value in about.items() if value is not None}
-
-
-def _without_secrets(event: Event, redactor: Redactor) -> Event:
-    return msgspec.convert(redactor.document(msgspec.to_builtins(event)), type(event))
