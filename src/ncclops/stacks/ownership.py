@@ -83,6 +83,11 @@ def is_machinery(file: str) -> bool:
     return owner(file) is Owner.MACHINERY
 
 
+def is_ours(frame: Frame) -> bool:
+    """Whether ``frame`` is in code of this package."""
+    return package_of(frame.file) == "ncclops"
+
+
 def is_users(frame: Frame) -> bool:
     """Whether ``frame`` is in code that is neither installed nor the framework's."""
     return owner(frame.file) is Owner.USER
