@@ -69,10 +69,11 @@ def classify(
         )
     if isinstance(source, str | PathLike):
         return classify_paths([Path(source)], signatures)
-    if isinstance(source, bytes) or not isinstance(source, Iterable):
-        raise UsageError(f"{short_repr(source)}: give a path, or the lines of a log")
+    given: object = source  # by a caller that no type checker may have seen
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise UsageError(f"{short_repr(given)}: give a path, or the lines of a log")
     scanner = Scanner(signatures)
-    for line in source:
+    for line in given:
         if not isinstance(line, str | bytes):
             raise UsageError(f"{short_repr(line)} is no line: give text or bytes")
         data = line if isinstance(line, bytes) else line.encode(errors="replace")

@@ -87,5 +87,5 @@ def _clusters(report: IncidentReport) -> Iterator[StyledLine]:
     for view in report.views:
         if view.reason and view.reason not in view.place:
             reasons.setdefault(view.reason, []).append(view.rank)
-    for reason, ranks in reasons.items():
-        yield ((f"  {ranks_named(ranks)}: {reason}", "yellow"),)
+    for reason, missing in reasons.items():
+        yield ((f"  {ranks_named(missing)}: {reason}", "yellow"),)
