@@ -15,6 +15,12 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert load_toml(path) == {"name": "é", "watch": {"startup": "5m"}}
 
 
+def test_the_mark_and_the_line_ends_of_windows_are_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_bytes(b'\xef\xbb\xbfname = "x"\r\nsize = 1\r\n')
+    assert load_toml(path) == {"name": "x", "size": 1}
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "says"),
     [

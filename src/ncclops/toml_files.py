@@ -39,7 +39,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         if line.count(b".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode("utf-8-sig"))  # editors on Windows write the mark
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None
     except RecursionError:

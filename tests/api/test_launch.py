@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,13 @@ def test_a_request_that_cannot_be_met_raises_the_same_before_and_at_the_start(
         start(wrong, environ=clean_environ(), stderr=QUIET)
     assert isinstance(before.value, type(at_start.value))
     assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("given", ["train.py", None])
+def test_what_is_no_request_is_refused(given: Any) -> None:
+    for call in (prepare, start, launch):
+        with pytest.raises(UsageError, match=f"{given!r} is no request: give LaunchRequest"):
+            call(given)
 
 
 def test_a_directory_that_holds_a_run_is_refused_at_the_start(project: Path) -> None:

@@ -9,11 +9,12 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
-from ncclops.classify import classify_paths, inputs
+from ncclops.classify import classify, classify_paths, inputs
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
 from tests.classify.shipped import LOADED
@@ -288,3 +289,36 @@ def test_the_logs_of_many_runs_are_not_those_of_one_job(
     assert (done.returncode, done.stdout) == (2, "")
     assert "runs holds 2 runs (a, b): name one of them, as in runs/b" in done.stderr
     assert ncclops_in_process("classify", "runs/a").returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_logs_that_programs_of_windows_have_written_are_read(tmp_path: Path, encoding: str) -> None:
+    """PowerShell writes UTF-16 with a mark; over the first line of a log, which may be all of it,
+    no mark of UTF-8 may stand either."""
+    log = tmp_path / "from-kubectl.txt"
+    text = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.\r\n"
+    log.write_bytes((text + "é\r\n" * 200_000).encode(encoding))
+    report = classify_paths([log])
+    assert (report.verdict.class_, report.verdict.rank) == ("gpu-oom", 1)
+    assert report.evidence[0].line == 1
+    assert report.evidence[0].text.startswith("[rank1]:")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("[rank1]: CUDA out of memory\n", "give text.splitlines"),
+        (b"CUDA out of memory", "give a path, or the lines of a log"),
+        (5, "5: give a path, or the lines of a log"),
+        ([5], "5 is no line: give text or bytes"),
+    ],
+)
+def test_what_is_neither_a_path_nor_lines_is_refused(source: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        classify(source)
+
+
+def test_one_path_is_no_list_of_paths_of_a_letter_each(tmp_path: Path) -> None:
+    for one in (str(tmp_path), tmp_path, 5):
+        with pytest.raises(UsageError, match="give a list of paths"):
+            classify_paths(one)  # type: ignore[arg-type]

@@ -382,3 +382,27 @@ def test_the_page_repeats_no_frames_of_the_culprits_traceback(make: Make) -> Non
     page = ["".join(text for text, _ in parts) for parts in incident_lines(report)]
     assert [line for line in page if "symptom" in line] == []
     assert any(line.startswith("  cause ") and line.endswith("ValueError: x") for line in page)
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_the_page_shows_a_line_once_and_ranks_that_miss_the_same_together(make: Make) -> None:
+    """A log has what a rank reports, too; and thousands of ranks may miss the same file."""
+    failed = fault(1, "exception", "rank 1: ValueError: x")
+    said = "Traceback (most recent call last):\nValueError: x\n"
+    run = make({}, failed, exception="ValueError: x", traceback=said)
+    log = RunPaths(run).rank(1).stderr_log
+    log.parent.mkdir(parents=True)
+    frame = '  File "/home/me/a.py", line 9, in main\n'
+    log.write_text(f"Traceback (most recent call last):\n{frame}ValueError: x\n")
+    for rank in range(3):
+        taken = snapshot_files.rank_dir(RunPaths(run).incident(0), rank)
+        taken.mkdir(parents=True)
+        (taken / snapshot_files.MISSING).write_text('{"reason": "no recorder", "files": []}')
+        (taken / snapshot_files.STACKS).write_text(f"Thread 0x1 (most recent call first):\n{frame}")
+    page = [
+        "".join(text for text, _ in parts) for parts in incident_lines(report_incident(run, None))
+    ]
+    assert [line for line in page if "ValueError" in line][1:] == [
+        f"  cause     {log}:3: ValueError: x"
+    ]
+    assert [line for line in page if line.endswith("no recorder")] == ["  ranks 0-2: no recorder"]

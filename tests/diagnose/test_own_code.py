@@ -91,3 +91,26 @@ def test_a_name_without_end_is_cut() -> None:
     ((file, _, function, _, _),) = shown(text)
     assert len(function) == 400
     assert len(file) <= 4096
+
+
+def test_of_a_thread_the_users_frames_are_lines_and_what_they_have_called_is_counted() -> None:
+    ours = "/env/lib/python3.11/site-packages/ncclops"
+    frames = [
+        Frame(f"{NN}/linear.py", 134, "forward"),
+        Frame(f"{NN}/module.py", 1778, "call"),
+        Frame("/home/me/train.py", 61, "step"),
+        Frame(f"{ours}/worker/waits.py", 9, "wait"),
+        Frame("/home/me/train.py", 70, "main"),
+        Frame("/home/me/train.py", 70, "main"),
+        Frame(f"{ours}/worker/script.py", 46, "run_script"),
+    ]
+    assert own_code.lines_of(frames) == [
+        "... 2 frames in torch, the innermost linear.py:134 forward",
+        "/home/me/train.py:61 in step",
+        "... 1 frame in ncclops, the innermost waits.py:9 wait",
+        "/home/me/train.py:70 in main",
+    ]
+    assert own_code.lines_of(frames[-1:]) == [
+        "... 1 frame in ncclops, the innermost script.py:46 run_script"
+    ]
+    assert own_code.lines_of([]) == []

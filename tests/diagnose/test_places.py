@@ -69,3 +69,17 @@ def test_ranks_in_one_call_are_together_wherever_they_stand_in_it() -> None:
     meeting = (Frame(rendezvous, 260, "_env_rendezvous_handler"), *called)
     assert [places.doing(connecting), places.doing(meeting)] == ["init_process_group"] * 2
     assert places.doing((connecting[0], called[1])) == "_new_process_group_helper"
+
+
+def test_a_rank_in_our_own_code_is_outside_of_its_script_and_not_without_a_stack() -> None:
+    """As before the script begins, and once more before a restart begins it again."""
+    ours = "/v/lib/python3.12/site-packages/ncclops"
+    frames = (
+        Frame("/usr/lib/python3.12/functools.py", 1001, "cached_property.__get__"),
+        Frame(f"{ours}/worker/in_process.py", 39, "_Attempts._attempt"),
+        Frame(f"{ours}/restart/loop.py", 353, "RestartLoop._run_armed"),
+    )
+    outside = replace(view(0, None), frames=frames, reason="no flight recorder")
+    assert outside.place == "outside of the script, in _Attempts._attempt of ncclops"
+    torchs = (Frame("/v/lib/python3.12/site-packages/torch/nn/modules/linear.py", 7, "forward"),)
+    assert replace(outside, frames=torchs).place == f"in {torchs[0]}"

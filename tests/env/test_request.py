@@ -68,3 +68,20 @@ def test_a_value_that_is_no_text_is_refused_where_python_gives_it() -> None:
     given: Any = {"A": 1}
     with pytest.raises(UsageError, match="env: A is 1: give text, or None to remove"):
         overrides_of(given, ())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"keep": "NCCL_DEBUG"}, "keep: give a list of names, not 'NCCL_DEBUG'"),
+        ({"keep": [5]}, "variable 5: not the name"),
+        ({"env": ["A=1"]}, "env: give a mapping of names to values"),
+        ({"profile": 5}, "profile: give a name or a list of names, not 5"),
+        ({"profile": [5]}, "profile: give a name"),
+    ],
+)
+def test_what_is_of_another_type_is_not_taken_for_something_else(
+    arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        plan_environment(**({"profile": "local-cpu"} | arguments))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.explain import explain
-from ncclops.env.snapshot import EnvSnapshot, compare, load, take
+from ncclops.env.snapshot import EnvSnapshot, compare, load, take, write
 from ncclops.errors import UsageError
 from ncclops.record.event_values import EnvChange
 from ncclops.record.run_record import RUN, RunRecord
@@ -147,3 +147,12 @@ def test_what_is_no_environment(
     Path("empty").mkdir()
     with pytest.raises(UsageError, match=message):
         load(what)
+
+
+def test_a_file_may_be_given_as_text_and_as_a_path(tmp_path: Path) -> None:
+    write({"A": "1"}, str(tmp_path / "one.json"))
+    write({"A": "1"}, tmp_path / "two.json")
+    assert [load(tmp_path / "one.json").label, load(str(tmp_path / "two.json")).variables] == [
+        str(tmp_path / "one.json"),
+        {"A": "1"},
+    ]

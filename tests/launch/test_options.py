@@ -175,3 +175,28 @@ def test_an_option_of_launch_behind_the_script_is_told() -> None:
     assert both.startswith("--nproc-per-node, --rdzv-id stand behind t.py")
     own = ("--profile", "--nnodes", "2", "--restart", "nproc-per-node")
     assert behind_the_script(Target("script", "t.py", own)) is None
+
+
+@pytest.mark.parametrize("text", ["\x7fELF\2\1\1\0", "#!/bin/bash\nset -e\ntrain | tee log\n"])
+def test_a_program_is_no_script(tmp_path: Path, text: str) -> None:
+    """It would fail on all ranks, as a mistake in a line of a script that nobody has written."""
+    path = tmp_path / "train"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="no Python script: start it with --no-python"):
+        check_target(Target("script", str(path)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(1)\n",
+        "def f(:\n",  # the run says where
+        "#!/usr/bin/env python3\nprint(1)\n",
+        "#!/opt/pypy/bin/pypy3\nprint(1)\n",
+        "#!/bin/sh\n'''exec' /very/long/path/python \"$0\" \"$@\"\n' '''\nprint(1)\n",  # pip's
+    ],
+)
+def test_what_python_reads_is_one_whatever_its_first_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train"
+    path.write_text(text)
+    check_target(Target("script", str(path)))

@@ -40,6 +40,18 @@ BAD = {
         r"env\.X\.\[2\]\.set: must be text",
     ),
     "not a table": ('env.X = "1"', r"env\.X: must be a table in braces, not '1'"),
+    "text for a list": (
+        'network.expect = "ib"',
+        r'network\.expect: must be a list: write it in brackets, as in \["ib"\]',
+    ),
+    "text for a number": ('preflight.gpus = "all"', "gpus: must be a whole number, not 'all'"),
+    "text for a switch": ('preflight.rdma = "no way"', "rdma: must be true or false, not 'no way'"),
+    "list for one value": ("parameters.x = [1]", r"parameters\.x: must be text, not \[1\]"),
+    "too small": ("preflight.gpus = -1", r"gpus: must be (?!.*input).*, not -1"),
+    "a command that may have a secret": (
+        'notify.to.ops = { kind = "command", rules = ["failed"], command = "sh -c KEY" }',
+        r"notify\.to\.ops\.command: must be a list in brackets(?!.*KEY)",
+    ),
     "bad variable": ('env."A-B" = { set = "1", why = "w" }', "'A-B' cannot be the name"),
     "an unknown scope": (
         'scopes.between_node = { unset = true, why = "w" }',

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch._utils import ExceptionWrapper
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from ncclops.restart._process import release
 from ncclops.restart.agreement import Agreement
@@ -138,6 +139,20 @@ def test_of_an_exception_of_a_data_loaders_worker_the_original_is_described() ->
     raised = Raised.of(caught.value)
     assert (raised.name, raised.file) == ("KeyError", __file__)
     assert raised.is_a(LookupError)
+
+
+def test_of_an_exception_of_a_process_that_mp_spawn_has_started_the_original_is_described() -> None:
+    try:
+        raise KeyError("shard-13")
+    except KeyError:
+        original = traceback.format_exc()
+    # As torch.multiprocessing.spawn words it, in ProcessContext.join.
+    said = f"\n\n-- Process 1 terminated with the following error:\n{original}"
+    error = ProcessRaisedException(said, 1, 4711)
+    raised = Raised.of(error)
+    assert (raised.name, raised.file) == ("KeyError", __file__)
+    assert raised.is_a(LookupError)
+    assert summarise(error) == "KeyError: 'shard-13' (in process 1 of mp.spawn)"
 
 
 @pytest.mark.parametrize("text", ["Caught A in ", "Caught A in b. Original Traceback ", "  x\n"])

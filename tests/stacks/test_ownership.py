@@ -10,14 +10,14 @@ import pytest
 import ncclops
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import (
-    _OUR_WAITS,
+    _AFTER_SCRIPT,
     Owner,
     is_machinery,
     is_users,
+    out_of_script,
     owner,
     user_frame,
     user_frames,
-    waits_in_our_loop,
 )
 
 TORCH = "/opt/lib/python3.12/site-packages/torch"
@@ -73,14 +73,20 @@ def test_a_stack_of_torch_alone_has_no_user_frame() -> None:
     assert user_frames([]) == ()
 
 
-def test_the_functions_in_which_our_loop_waits_exist() -> None:
-    tree = ast.parse((OURS / "restart" / "loop.py").read_text())
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    assert set(_OUR_WAITS) <= functions
+def test_the_functions_that_run_once_the_script_has_been_left_exist() -> None:
+    for file, named in _AFTER_SCRIPT.items():
+        tree = ast.parse((OURS / file).read_text())
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert set(named) <= functions
 
 
 def test_waiting_in_our_loop_is_known_by_file_and_function() -> None:
     loop = "/v/lib/python3.12/site-packages/ncclops/restart/loop.py"
-    assert waits_in_our_loop(Frame(loop, 2, "Loop._await_outcome")) is not None
-    assert waits_in_our_loop(Frame(loop, 2, "Loop._iterate")) is None
-    assert waits_in_our_loop(Frame("/home/user/loop.py", 2, "_await_outcome")) is None
+    assert out_of_script(Frame(loop, 2, "Loop._await_outcome")) is not None
+    assert out_of_script(Frame(loop, 2, "Loop._iterate")) is None
+    assert out_of_script(Frame("/home/user/loop.py", 2, "_await_outcome")) is None
+    printed = loop.replace("restart/loop", "worker/printed")
+    assert out_of_script(Frame(printed, 2, "Printed.explain")) == (
+        "out of the script, by an exception"
+    )
+    assert out_of_script(Frame(printed, 2, "_await_abort")) is None

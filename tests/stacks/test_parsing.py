@@ -173,3 +173,38 @@ def test_what_our_own_code_raises_while_it_waits_is_not_how_the_script_was_left(
     looks = threading.Thread(target=lambda: found.append(python_stacks.render_own()))
     names["wait"](names["late"] if whose == "ours" else of_the_script, looks)
     assert found[0].left_by == (None if whose == "ours" else "LookupError: in the script")
+
+
+NOT_COMPILED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+    import model
+  File "/home/me/model.py", line 1
+    def f(:
+          ^
+SyntaxError: invalid syntax
+"""
+
+
+def test_a_file_that_does_not_compile_is_where_the_user_stands() -> None:
+    frames = (Frame("/home/me/model.py", 1, ""), Frame("/home/me/train.py", 3, "<module>"))
+    assert traceback_frames(NOT_COMPILED) == frames
+    assert [stack.frames for stack in parse(NOT_COMPILED)] == [frames]
+    assert (str(frames[0]), frames[0].short) == ("/home/me/model.py:1", "model.py:1")
+    assert parse('  File "/home/me/config.yaml", line 1\n') == []
+
+
+def test_the_stack_of_one_who_left_by_it_begins_with_that_file() -> None:
+    written: list[str] = []
+    try:
+        compile("def f(:", "/home/me/model.py", "exec")
+    except SyntaxError as error:
+        left_by = error
+    looks = threading.Thread(
+        target=lambda: written.append(python_stacks.render_own(None, left_by).text)
+    )
+    looks.start()
+    looks.join()
+    main = main_thread(parse(written[0]))
+    assert main is not None
+    assert main.frames[0] == Frame("/home/me/model.py", 1, "")

@@ -180,6 +180,12 @@ def test_a_run_that_restarts_is_restarting_until_a_step(run: Path) -> None:
     assert read_once(run).phase == "training"
 
 
+def test_a_fault_that_ends_the_run_is_no_restart(run: Path) -> None:
+    said = {"iteration": 1, "cause": "KeyError: 'lr'", "instead": "stop"}
+    write_events(run, [event("restart", time.time(), 0, **said)])
+    assert read_once(run).restarts == 0
+
+
 def test_stragglers_are_those_of_now(run: Path) -> None:
     for rank, seconds in ((0, 1.0), (1, 1.2)):
         at_step(run, rank, 30)

@@ -82,6 +82,8 @@ def _is_ours(error: BaseException) -> bool:
 def _render_traceback(main: int, error: BaseException, said: str) -> str:
     lines = [f"# the main thread has left the script by {said}; it was raised at"]
     lines.append(f"Thread 0x{main:016x} [{MAIN_THREAD}] (most recent call first):")
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:  # it has run nowhere
+        lines.append(f'  File "{error.filename}", line {error.lineno}')
     places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines += [_line(frame, number) for frame, number in places]
     return "\n".join(lines) + "\n"

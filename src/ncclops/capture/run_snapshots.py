@@ -30,7 +30,7 @@ from ncclops.record import control_address, documents, snapshot_files, snapshot_
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
-from ncclops.stacks.ownership import user_frame, waits_in_our_loop
+from ncclops.stacks.ownership import out_of_script, user_frame
 from ncclops.stacks.parsing import main_thread, parse
 
 DEFAULT_LIMIT = timedelta(seconds=5)
@@ -124,7 +124,7 @@ def describe_place(run: Path, rank: int, limit: timedelta = DEFAULT_LIMIT) -> st
             return f": {reason or 'it has written no stack'}"
     stack = main_thread(parse(text))
     frames = () if stack is None else stack.frames
-    if waits := next(filter(None, map(waits_in_our_loop, frames)), None):
+    if waits := next(filter(None, map(out_of_script, frames)), None):
         return f" is {waits}"
     frame = user_frame(frames)
     return " is not in its script yet" if frame is None else f" is at {frame}"

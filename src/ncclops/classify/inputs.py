@@ -5,6 +5,7 @@ A torchelastic error file is one line of JSON; it is read as the traceback it ca
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import stat
@@ -14,6 +15,7 @@ from datetime import datetime
 from io import BufferedIOBase, BufferedReader, RawIOBase
 from os import PathLike
 from pathlib import Path
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING
 
 from ncclops.classify.line_ranks import rank_of_path
@@ -61,10 +63,19 @@ def classify(
     Lines may come with or without their ends. Raises ``UsageError`` for a path that does not exist,
     cannot be read, or holds no log. Any thread.
     """
+    if isinstance(source, str) and "\n" in source:
+        raise UsageError(
+            "that is the text of a log, where a path or lines are wanted: give text.splitlines()"
+        )
     if isinstance(source, str | PathLike):
         return classify_paths([Path(source)], signatures)
+    given: object = source  # by a caller that no type checker may have seen
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise UsageError(f"{short_repr(given)}: give a path, or the lines of a log")
     scanner = Scanner(signatures)
-    for line in source:
+    for line in given:
+        if not isinstance(line, str | bytes):
+            raise UsageError(f"{short_repr(line)} is no line: give text or bytes")
         data = line if isinstance(line, bytes) else line.encode(errors="replace")
         scanner.feed(None, "<lines>", data if data.endswith(b"\n") else data + b"\n")
     return scanner.verdict()
@@ -75,6 +86,8 @@ def classify_paths(paths: Sequence[str | Path], signatures: SignatureSet | None 
 
     Raises ``UsageError`` for what does not exist, cannot be read, or holds no log.
     """
+    if isinstance(paths, str | PathLike) or not isinstance(paths, Sequence):
+        raise UsageError(f"{short_repr(paths)}: give a list of paths, or call classify")
     scanner = Scanner(signatures)
     notes: list[str] = []
     for path in paths:
@@ -191,6 +204,10 @@ class _TruncatedError(Exception):
 
 def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
     magic = stream.peek(6)[:6]
+    if magic[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return _from_utf_16(_read_all(stream))
+    if magic[:3] == codecs.BOM_UTF8:
+        stream.read(3)
     packed = _Sized(stream)
     if magic[:2] == _GZIP:
         return _bounded(_read_all(gzip.GzipFile(fileobj=BufferedReader(packed))), packed)
@@ -203,6 +220,13 @@ def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
                 f" `{program} -dc {name} | ncclops classify -`"
             )
     return _read_all(stream)
+
+
+def _from_utf_16(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """As PowerShell writes what a program prints into a file."""
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk).encode(errors="replace")
 
 
 class _Sized(RawIOBase):

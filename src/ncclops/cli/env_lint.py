@@ -224,7 +224,7 @@ def _fix(
     once = {os.path.realpath(name): name for name in reversed(files)}
     opened = [inputs.open_file(name, kind) for name in reversed(once.values())]
     for file in opened:
-        if file.text.encode() != file.raw:
+        if file.encoded(file.text) != file.raw:
             raise UsageError(
                 f"{file.name}: is not repaired: it is not UTF-8 text; convert it (iconv -t UTF-8)"
             )
@@ -239,7 +239,7 @@ def _fix(
         if not quiet:
             echo(difference(file.text, after, file.name).rstrip("\n"))
         if write:
-            rewrite(file.name, file.raw, after.encode())
+            rewrite(file.name, file.raw, file.encoded(after))
 
 
 def _document(reports: list[tuple[str, list[LintFinding]]], unread: list[str]) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ncclops.classify.model import EXITS, HANGS
 from ncclops.diagnose.incident_report import IncidentReport
 from ncclops.diagnose.log_evidence import REPORTED
+from ncclops.diagnose.own_code import lines_of
 from ncclops.diagnose.stacks_text import StyledLine
 from ncclops.moments import format_moment
-from ncclops.rank_lists import rank_list
+from ncclops.rank_lists import rank_list, ranks_named
+from ncclops.stacks.parsing import is_frame
 
 _SHOWN_CLUSTERS = 6
 _SHOWN_FRAMES = 4
@@ -19,10 +22,8 @@ def incident_lines(report: IncidentReport) -> Iterator[StyledLine]:
     yield ((report.sentence, "bold"),)
     for name, text in _facts(report):
         yield ((f"  {name:<9} ", "dim"), (text, ""))
-    for line in (report.classification or {}).get("evidence", []):
-        if line["role"] != "cause" and line["file"] == REPORTED:
-            continue  # frames of the culprit's own traceback: "at" and "called" have them
-        yield ((f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}", ""),)
+    for role, text in _evidence(report):
+        yield ((f"  {role:<9} {text}", ""),)
     yield from _clusters(report)
     if report.next_steps:
         yield (("what to do next", "bold"),)
@@ -52,6 +53,25 @@ def _facts(report: IncidentReport) -> list[tuple[str, str]]:
     return rows
 
 
+def _evidence(report: IncidentReport) -> Iterator[tuple[str, str]]:
+    """Role and text of each line that shows what failed, once: a log has what a rank reports, too.
+
+    Frames of a traceback are left out: "at" and "called" have them.
+    """
+    shown = set[str]()
+    for line in (report.classification or {}).get("evidence", []):
+        text, file = line["text"], line["file"]
+        if text in shown or (line["role"] != "cause" and (file == REPORTED or is_frame(text))):
+            continue
+        shown.add(text)
+        if file == REPORTED:
+            yield line["role"], f"as it reported: {text}"
+        elif file in (EXITS, HANGS):
+            yield line["role"], text
+        else:
+            yield line["role"], f"{file}:{line['line']}: {text}"
+
+
 def _clusters(report: IncidentReport) -> Iterator[StyledLine]:
     if report.clusters:
         yield (("where the ranks were", "bold"),)
@@ -59,10 +79,13 @@ def _clusters(report: IncidentReport) -> Iterator[StyledLine]:
         count = len(cluster.ranks)
         ranks = f"{count} rank{'s' * (count > 1)} ({rank_list(cluster.ranks)})"
         yield ((f"  {ranks}: {cluster.place}", ""),)
-        for frame in cluster.frames[:_SHOWN_FRAMES]:
-            yield ((f"      {frame}", "dim"),)
+        for line in lines_of(cluster.frames)[:_SHOWN_FRAMES]:
+            yield ((f"      {line}", "dim"),)
     if len(report.clusters) > _SHOWN_CLUSTERS:
         yield ((f"  and {len(report.clusters) - _SHOWN_CLUSTERS} more places (--json)", ""),)
+    reasons: dict[str, list[int]] = {}
     for view in report.views:
         if view.reason and view.reason not in view.place:
-            yield ((f"  rank {view.rank}: {view.reason}", "yellow"),)
+            reasons.setdefault(view.reason, []).append(view.rank)
+    for reason, missing in reasons.items():
+        yield ((f"  {ranks_named(missing)}: {reason}", "yellow"),)

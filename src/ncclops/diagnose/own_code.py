@@ -6,6 +6,7 @@ import linecache
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -34,6 +35,26 @@ def without_rank(text: str) -> str:
 def of_stack(frames: Sequence[Frame]) -> list[CodeLine]:
     """The same for the ``frames`` of a running thread, which come innermost first."""
     return _folded([(frame, linecache.getline(frame.file, frame.line)) for frame in frames[::-1]])
+
+
+def lines_of(frames: Sequence[Frame]) -> list[str]:
+    """``frames``, which come innermost first, as lines: the user's one by one, those that they
+    have called counted, and nothing of what has called them."""
+    mine = user_frame(frames)
+    lines: list[str] = []
+    own = 0
+
+    def is_own(frame: Frame) -> bool:
+        return mine is not None and package_of(frame.file) == package_of(mine.file)
+
+    for own_code, each in groupby(frames, is_own):
+        group = list(each)
+        if own_code:
+            lines += [str(frame) for frame, _ in groupby(group)]  # each once: a recursion
+            own = len(lines)
+        else:
+            lines.append(f"... {_counted(group)}, the innermost {group[0].short}")
+    return lines[:own] if own else lines
 
 
 def _folded(executed: Sequence[tuple[Frame, str]]) -> list[CodeLine]:
@@ -67,8 +88,11 @@ def _folded(executed: Sequence[tuple[Frame, str]]) -> list[CodeLine]:
 
 
 def _calling(line: CodeLine, inner: Iterable[Frame]) -> CodeLine:
-    packages = Counter(package_of(frame.file) or "the script" for frame in inner)
+    return msgspec.structs.replace(line, calls=_counted(inner))
+
+
+def _counted(frames: Iterable[Frame]) -> str:
+    packages = Counter(package_of(frame.file) or "the script" for frame in frames)
     count = packages.total()
     names = " and ".join(name for name, _ in packages.most_common(2))
-    calls = f"{count} frame{'s' * (count != 1)} in {names}"
-    return msgspec.structs.replace(line, calls=calls)
+    return f"{count} frame{'s' * (count != 1)} in {names}"

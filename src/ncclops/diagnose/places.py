@@ -13,7 +13,7 @@ from ncclops.record import snapshot_files, snapshot_records
 from ncclops.record.regular_file import read_regular
 from ncclops.record.snapshot_records import LastOperation
 from ncclops.stacks.frame import Frame
-from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
+from ncclops.stacks.ownership import is_ours, is_users, out_of_script, user_frame
 from ncclops.stacks.parsing import main_thread, parse
 
 _DISTRIBUTED = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
@@ -48,6 +48,10 @@ class RankView:
             return f"{self.frame}, in {within}" if within else str(self.frame)
         if self.doing is not None:
             return self.doing
+        if (ours := next(filter(is_ours, self.frames), None)) is not None:
+            return f"outside of the script, in {ours.function} of ncclops"
+        if self.frames:
+            return f"in {self.frames[0]}"
         return f"unknown: {self.reason or 'no stack'}"
 
     @property
@@ -137,7 +141,7 @@ def doing(frames: Sequence[Frame]) -> str | None:
             private = private or name
         elif is_users(frame):
             break
-        elif (waits := waits_in_our_loop(frame)) is not None:
+        elif (waits := out_of_script(frame)) is not None:
             return waits
     return private
 

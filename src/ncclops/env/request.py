@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from reprlib import repr as short_repr
 
 from ncclops.env.catalogue import catalogue
 from ncclops.env.plan import Overrides, Plan, PlanContext, compute_plan
@@ -111,9 +112,14 @@ def overrides_of(env: Mapping[str, str | None], keep: Collection[str]) -> Overri
 
     Raises ``UsageError`` on a bad name, on one that is in both, and on a value that is no text.
     """
+    # By a caller that no type checker may have seen, or to whom text was a collection of names.
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env: give a mapping of names to values, not {short_repr(env)}")
+    if isinstance(keep, str) or not isinstance(keep, Collection):
+        raise UsageError(f"keep: give a list of names, not {short_repr(keep)}")
     for name in (*env, *keep):
         _variable("variable", name)
-    given: Mapping[str, object] = env  # by a caller that no type checker may have seen
+    given: Mapping[str, object] = env
     for name, value in given.items():
         if not isinstance(value, str | None):
             raise UsageError(f"env: {name} is {value!r}: give text, or None to remove the variable")
@@ -139,7 +145,9 @@ def plan_environment(
     the same. ``plan.changes`` is the difference, ``plan.apply(environ)`` the environment after it.
     Changes nothing; any thread. Raises ``ProfileError`` and ``UsageError``.
     """
-    refs = (profile,) if isinstance(profile, str) else tuple(profile)
+    refs = (profile,) if isinstance(profile, str) else profile
+    if not isinstance(refs, Sequence) or not all(isinstance(ref, str) for ref in refs):
+        raise UsageError(f"profile: give a name or a list of names, not {short_repr(profile)}")
     environ = os.environ if environ is None else environ
     return compute_plan(
         resolve_profile(refs, parameters=parameters, environ=environ, say=_log.info),
@@ -150,6 +158,6 @@ def plan_environment(
 
 
 def _variable(option: str, name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise UsageError(f"{option} {name!r}: not the name of an environment variable")
     return name

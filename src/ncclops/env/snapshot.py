@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os import PathLike, fspath
 from pathlib import Path
 
 import psutil
@@ -64,22 +65,26 @@ def take(
     )
 
 
-def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> EnvSnapshot:
+def write(
+    environ: Mapping[str, str], path: str | PathLike[str], *, keep_secrets: bool = False
+) -> EnvSnapshot:
     """Take a snapshot of ``environ`` and write it to ``path``, which may be a device or a pipe.
 
     Raises ``OSError``. A rank's directory holds its own; ``load`` finds it there.
     """
+    path = Path(path)
     taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
     write_named(path, ENVIRONMENT.encode(taken))
     return taken
 
 
-def load(what: str) -> EnvSnapshot:
+def load(what: str | PathLike[str]) -> EnvSnapshot:
     """The environment that ``what`` names. Raises ``UsageError`` when there is none.
 
     ``here`` is this process's, ``pid:N`` a running process's; else a snapshot file, a rank's
     directory, or a run directory (its rank 0, or what its plan left in place).
     """
+    what = fspath(what)
     if what == "here":
         return take(os.environ)
     if what.startswith("pid:"):

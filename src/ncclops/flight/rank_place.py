@@ -6,7 +6,7 @@ import re
 
 from ncclops.flight.model import DATA_LOADER, SOME_COLLECTIVE, RankPlace
 from ncclops.stacks.frame import Frame
-from ncclops.stacks.ownership import user_frame, waits_in_our_loop
+from ncclops.stacks.ownership import out_of_script, user_frame
 from ncclops.stacks.parsing import main_thread, parse
 
 _DISTRIBUTED = re.compile(r"(?:^|/)torch/(?:distributed/|nn/parallel/|_C/_distributed)")
@@ -52,7 +52,7 @@ def place_of(frames: tuple[Frame, ...]) -> RankPlace:
     if what is None and any(_LOADER.search(frame.file) for frame in frames):
         what = DATA_LOADER  # a dataset of the user's, read in the main process
     if mine is None:
-        what = next(filter(None, map(waits_in_our_loop, frames)), what)
+        what = next(filter(None, map(out_of_script, frames)), what)
     return RankPlace(mine, inside=_inside(below), what=what, frames=frames[:32])
 
 

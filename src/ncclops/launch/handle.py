@@ -41,6 +41,9 @@ class LaunchedRun:
         self.run_dir = run_dir
         """The run directory, absolute; the contracts describe its files."""
 
+    def __repr__(self) -> str:
+        return f"<LaunchedRun {str(self.run_dir)!r}, launcher {self.pid}>"
+
     @property
     def pid(self) -> int:
         """The launcher's process id."""
@@ -139,10 +142,11 @@ def start(
     Raises ``UsageError`` or ``ProfileError`` when the request cannot be met, ``NcclopsError`` when
     the launcher dies before the run has begun.
     """
+    words = LaunchRequest.checked(request).command_line()
     ours, theirs = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ncclops", *request.command_line()],
+            [sys.executable, "-P", "-m", "ncclops", *words],
             env={**(os.environ if environ is None else environ), VARIABLE: str(theirs)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,

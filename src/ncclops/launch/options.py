@@ -22,6 +22,7 @@ from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 # Of an option's value in an error.
 _SHOWN_CHARS = 80
 _MOST_LINKS = 40  # the kernel's limit
+_BEGINNING_BYTES = 4096
 _LAUNCHERS_OWN = re.compile(r"--(?:nproc|rdzv)[-_][a-z_-]+")
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
@@ -221,11 +222,33 @@ def _check_script(path: Path) -> None:
             " has to read it: write it into a file"
         )
     try:
-        path.open("rb").close()
+        with path.open("rb") as file:
+            beginning = file.read(_BEGINNING_BYTES)
     except OSError as error:
         raise UsageError(
             f"cannot read script {path} ({error.strerror}): check its permissions"
         ) from error
+    if beginning.startswith(b"\x7fELF") or _is_of_a_shell(path, beginning):
+        raise UsageError(f"{path} is a program and no Python script: start it with --no-python")
+
+
+def _is_of_a_shell(path: Path, beginning: bytes) -> bool:
+    """Whether its first line names another interpreter, and Python does not read it.
+
+    A script that is both begins with a line for the shell, as pip writes them.
+    """
+    import warnings
+    import zipfile
+
+    named = beginning.partition(b"\n")[0]
+    if not named.startswith(b"#!") or b"python" in named or zipfile.is_zipfile(path):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return True
+    return False
 
 
 def _is_descriptor(path: Path) -> bool:

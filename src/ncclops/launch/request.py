@@ -128,6 +128,16 @@ class LaunchRequest:
         self.check_types()
         return self._words()
 
+    @staticmethod
+    def checked(request: LaunchRequest) -> LaunchRequest:
+        """``request``, by a caller that no type checker may have seen. Raises ``UsageError``."""
+        if not isinstance(request, LaunchRequest):
+            raise UsageError(
+                f"{short_repr(request)} is no request: give LaunchRequest(target='train.py')"
+            )
+        request.check_types()
+        return request
+
     def check_types(self) -> None:
         """Raise ``UsageError`` for a field that is not of its type, and for text that no program
         can be given; values are looked at later."""

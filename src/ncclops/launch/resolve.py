@@ -18,7 +18,7 @@ from ncclops.schedulers.node_options import NodeOptions
 
 def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     """``request`` on this host, in this environment. Raises ``UsageError`` or ``ProfileError``."""
-    request.check_types()
+    LaunchRequest.checked(request)
     placed = launch_config.place(
         NodeOptions(
             nnodes=_text(request.nnodes),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -45,6 +45,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""
 
 
+_Severity = Literal["WARN", "FAIL"]
 ELSEWHERE = Ended(unknown="not run below another root")
 
 
@@ -60,7 +61,7 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     wanted: str
     command: tuple[str, ...]
     remedy: str
-    severity: Literal["WARN", "FAIL"] = "FAIL"
+    severity: _Severity = "FAIL"
     limit: str = "15s"
     exits: Mapping[Status, tuple[int, ...]] = {}
     lanes: tuple[str, ...] = ()
@@ -182,7 +183,36 @@ def _parse(entry: object, file: Path) -> SiteCheck:
     name = f"{file}: check {entry.get('id', '<without id>')!r}"
     if unknown := sorted(entry.keys() - set(known)):
         raise UsageError(f"{name}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
+    for problem in _misshapen(entry):
+        raise UsageError(f"{name}: {problem}")
     try:
         return msgspec.convert(entry, SiteCheck)
     except msgspec.ValidationError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _misshapen(entry: dict[str, Any]) -> Iterator[str]:
+    """What of ``entry`` is missing or of another type than it has to be, in words of TOML."""
+    for key in ("id", "wanted", "command", "remedy"):
+        if key not in entry:
+            yield f"{key} is missing"
+    for key, given in entry.items():
+        if key in ("command", "lanes"):
+            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+                yield f'{key}: write a list of texts, as in ["one", "two"], not {given!r}'
+        elif key == "exits":
+            if not isinstance(given, dict) or not all(map(_are_exits, given.items())):
+                yield "exits: write a table of lists, as in { WARN = [1, 2], CANNOT-TELL = [75] }"
+        elif not isinstance(given, str):
+            yield f'{key}: must be text: write it in quotes, as in "{given}"'
+        elif key == "severity" and given not in get_args(_Severity):
+            yield f"severity: {given!r} is neither {' nor '.join(get_args(_Severity))}"
+
+
+def _are_exits(named: tuple[str, object]) -> bool:
+    status, codes = named
+    return (
+        status in set(Status)
+        and isinstance(codes, list)
+        and all(type(code) is int for code in codes)
+    )

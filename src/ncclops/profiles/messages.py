@@ -18,6 +18,18 @@ from ncclops.profiles.schema import (
     ScopePart,
 )
 
+# What was to be there, by pydantic's kind of error.
+_SHAPES = {
+    "string_type": "text",
+    "list_type": "a list in brackets",
+    "model_type": "a table in braces",
+    "dict_type": "a table in braces",
+} | {
+    f"{kind}_{how}": name
+    for kind, name in (("int", "a whole number"), ("float", "a number"), ("bool", "true or false"))
+    for how in ("type", "parsing", "from_float")
+}
+
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """``"; did you mean …?"`` with the closest of ``known``, or the whole list if none is close."""
@@ -36,7 +48,7 @@ def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
 
 
 def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
-    """``location`` without the list positions that the file does not have."""
+    """``location`` without what the file does not have: list positions, names of types."""
     written = []
     for part in location:
         if isinstance(part, int):
@@ -45,6 +57,8 @@ def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
             raw = raw[part] if part < len(raw) else None
             written.append(f"[{part + 1}]")
             continue
+        if raw is not None and not isinstance(raw, dict):
+            continue  # one of the types that a value may have
         raw = raw.get(part) if isinstance(raw, dict) else None
         written.append(str(part))
     return written
@@ -52,23 +66,25 @@ def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
 
 def _say(problem: Any, location: tuple[int | str, ...]) -> str:
     kind, given = problem["type"], problem.get("input")
-    if location[:2] == ("notify", "to") and kind in ("string_type", "model_type", "dict_type"):
-        return "must be text" if kind == "string_type" else "must be a table"  # it may be a secret
+    if location[:2] == ("notify", "to") and kind in _SHAPES:
+        return f"must be {_SHAPES[kind]}"  # what is given may be a secret
     if kind == "extra_forbidden":
         return f"unknown key{nearest(str(location[-1]), _known_keys(location))}"
     if kind == "missing":
         return "is missing: every entry says why" if location[-1] == "why" else "is missing"
     if kind == "value_error":
         return str(problem["ctx"]["error"])
-    if kind == "string_type":
+    if kind == "string_type" and not isinstance(given, list | dict):
         return f'must be text: write it in quotes, as in "{given}"'
+    if kind == "list_type" and isinstance(given, str):
+        return f'must be a list: write it in brackets, as in ["{given}"]'
     if kind == "literal_error":
         return f"cannot be {given!r}; write {problem['ctx']['expected']}"
     if kind in ("string_too_short", "too_short"):
         return "must not be empty"
-    if kind in ("model_type", "dict_type"):
-        return f"must be a table in braces, not {given!r}"
-    return f"{problem['msg'].lower()}, not {given!r}"
+    if kind in _SHAPES:
+        return f"must be {_SHAPES[kind]}, not {given!r}"
+    return f"{problem['msg'].lower().replace('input should be', 'must be')}, not {given!r}"
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

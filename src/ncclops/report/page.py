@@ -126,7 +126,8 @@ def _facts(records: Records) -> Iterable[tuple[str, str]]:
     yield "ranks", _known(run.world_size)
     yield "profile", _known(None if run.profile is None else run.profile.name)
     yield "attempts", _known(None if verdict is None else verdict.attempts)
-    yield "restarts in process", str(len(records.of(RestartEvent)))
+    restarts = [event for event in records.of(RestartEvent) if event.instead is None]
+    yield "restarts in process", str(len(restarts))
     if verdict is None:
         return
     if verdict.goodput is not None and verdict.goodput.ratio is not None:
@@ -212,7 +213,9 @@ def _restarts(records: Records) -> str:
                 _ranks(event.ranks_lost),
                 _ranks(event.ranks_returned),
                 event.world_size,
-                f"{sum(phases.values()):.0f} ms ({phases_text})",
+                f"{sum(phases.values()):.0f} ms ({phases_text})"
+                if event.instead is None
+                else f"not restarted: {event.instead}",
             )
         )
     titles = ("at", "iteration", "cause", "faulty", "lost", "new processes", "ranks after", "took")

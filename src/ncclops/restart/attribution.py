@@ -69,10 +69,13 @@ _PEER_IS_GONE = re.compile(
 _PEERS = "/torch/distributed/"
 _INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILINE)
 
-# What torch raises for an exception in a data loader's worker, or in a thread: the whole traceback
-# of the original is the message. The original itself is what follows the last indented line.
-# Bounded, as texts of exceptions may have any length.
-_CAUGHT = re.compile(r"Caught \w{1,100} (?P<where>in [^\n]{1,200}?)\.\s{1,4}Original Traceback ")
+# What torch raises for an exception in a data loader's worker, in a thread or in a process of
+# torch.multiprocessing.spawn: the whole traceback of the original is the message. The original
+# itself is what follows the last indented line. Bounded, as such texts may have any length.
+_CAUGHT = re.compile(
+    r"Caught \w{1,100} (?P<where>in [^\n]{1,200}?)\.\s{1,4}Original Traceback |"
+    r"-- Process (?P<spawned>\d{1,9}) terminated with the following error:\s{1,4}Traceback "
+)
 _FRAME = re.compile(
     r'^ +File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
 )
@@ -87,8 +90,8 @@ class Raised:
 
     ``name`` is the name of its class and ``bases`` those of all its base classes, ``object``
     left out. The place is the innermost frame; ``None`` where there is none. Of an exception
-    that torch has brought from a data loader's worker or a thread: the original's (``bases``
-    are known of built-in classes only).
+    that torch has brought from another process or a thread: the original's (``bases`` are known
+    of built-in classes only).
     """
 
     name: str
@@ -359,7 +362,8 @@ def _brought(text: str) -> tuple[str, str] | None:
     lines = text[head.end() :].split("\n")
     for number in range(len(lines) - 1, 1, -1):
         if lines[number - 1].startswith("  ") and lines[number][:1].strip():
-            return "\n".join(lines[number:]), head["where"]
+            where = head["where"] or f"in process {head['spawned']} of mp.spawn"
+            return "\n".join(lines[number:]), where
     return None
 
 

@@ -43,12 +43,16 @@ _SHORTENED = re.compile(r"^(?:torch/|(\w+)(?:/\w+)*\.py$)")
 # A torch that is not installed as a package.
 _BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_\w+)/")
 
-_OUR_LOOP = re.compile(r"(?:^|/)ncclops/restart/loop\.py$")
-# Where our loop waits for other ranks, once the script has been left.
-_OUR_WAITS = {
-    "_await_abort": "out of the script, by an exception",
-    "_await_outcome": "done with the script, waiting for the others",
+_BY_EXCEPTION = "out of the script, by an exception"
+# Functions of ours, by their file, that run once the script has been left: what has become of it.
+_AFTER_SCRIPT = {
+    "restart/loop.py": {
+        "_await_abort": _BY_EXCEPTION,
+        "_await_outcome": "done with the script, waiting for the others",
+    },
+    "worker/printed.py": {"explain": _BY_EXCEPTION},
 }
+_OUR_FILE = re.compile(r"(?:^|/)ncclops/({})$".format("|".join(map(re.escape, _AFTER_SCRIPT))))
 
 
 @lru_cache(maxsize=65536)
@@ -83,6 +87,11 @@ def is_machinery(file: str) -> bool:
     return owner(file) is Owner.MACHINERY
 
 
+def is_ours(frame: Frame) -> bool:
+    """Whether ``frame`` is in code of this package."""
+    return package_of(frame.file) == "ncclops"
+
+
 def is_users(frame: Frame) -> bool:
     """Whether ``frame`` is in code that is neither installed nor the framework's."""
     return owner(frame.file) is Owner.USER
@@ -107,8 +116,7 @@ def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
     return tuple(found[found.index(mine) :][:most]) if mine is not None else ()
 
 
-def waits_in_our_loop(frame: Frame) -> str | None:
-    """What a rank has done with its script that waits for others in the restart loop there."""
-    if not _OUR_LOOP.search(frame.file):
-        return None
-    return _OUR_WAITS.get(frame.function.rpartition(".")[2])
+def out_of_script(frame: Frame) -> str | None:
+    """How a rank has left its script that is in this function of ours; None in any other."""
+    ours = _OUR_FILE.search(frame.file)
+    return None if ours is None else _AFTER_SCRIPT[ours[1]].get(frame.function.rpartition(".")[2])

@@ -26,10 +26,10 @@ _SPY_THREAD = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _FILE = re.compile(
-    r'\s*+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?),? in (?P<function>.*\S)\s*$'
+    r'\s*+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?)(?:,? in (?P<function>.*\S))?\s*$'
 )
 _TRACEBACK_FILE = re.compile(
-    r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.*\S)\s*?$', re.MULTILINE
+    r'^ *File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.*\S))?\s*?$', re.MULTILINE
 )
 _TRACEBACK_BEGIN = ("Traceback (most recent call last)", "Traceback of the earlier iteration")
 _EXECUTED = re.compile(
@@ -68,9 +68,10 @@ def parse(text: str) -> list[ThreadStack]:
         if (header := _header(line)) is not None:
             begun.append(header)
         elif (frame := _frame(line)) is not None:
-            if not begun:
+            if not begun and frame.function:
                 begun.append(_Begun())
-            begun[-1].frames.append(frame)
+            if begun:
+                begun[-1].frames.append(frame)
     found: list[ThreadStack] = []
     idents = set()
     for each in begun:
@@ -115,6 +116,11 @@ def last_traceback(text: str) -> tuple[tuple[Frame, str], ...]:
             if line.startswith("    "):
                 found[-1] = (found[-1][0], line.strip())
     return tuple(found)
+
+
+def is_frame(line: str) -> bool:
+    """Whether ``line`` is one of a traceback that names a file."""
+    return _EXECUTED.match(line) is not None
 
 
 def _is_main(name: str) -> bool:

@@ -173,7 +173,8 @@ def _classified(run: RunFacts, event: ClassifiedEvent) -> None:
 
 
 def _restart(run: RunFacts, event: RestartEvent) -> None:
-    run.restarts += 1
+    if event.instead is None:
+        run.restarts += 1
     run.interrupted = True
     run.iteration = event.iteration or run.iteration + 1
     run.stragglers.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.lint import Circumstances
-from ncclops.env.lint.inputs import of_file
+from ncclops.env.lint.inputs import of_file, open_file
 from ncclops.errors import UsageError
 
 MANIFEST = "env:\n- name: NCCL_DEBUG\n  value: INFO\n"
@@ -41,6 +41,14 @@ def test_what_cannot_be_linted(tmp_path: Path, name: str, content: bytes, compla
         linted(tmp_path / name)
     assert str(tmp_path / name) in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_the_mark_that_editors_on_windows_write_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "job.env"
+    path.write_bytes("NCCL_DEBUG=INFO\r\nNCCL_NET=IB\r\n".encode("utf-8-sig"))
+    assert linted(path) == {"NCCL_DEBUG": "INFO", "NCCL_NET": "IB"}
+    file = open_file(str(path), None)
+    assert file.encoded(file.text) == file.raw
 
 
 def test_of_a_directory_the_files_are_named(tmp_path: Path) -> None:

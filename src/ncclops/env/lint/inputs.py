@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +30,20 @@ _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
 @dataclass(frozen=True)
 class LintedFile:
-    """The text of a file (``-`` is standard input), what kind of file it is, and its bytes."""
+    """The text of a file (``-`` is standard input), what kind of file it is, and its bytes.
+
+    The text is without the mark that editors on Windows write: with it, the first name would be
+    another one.
+    """
 
     name: str
     text: str
     kind: Format
     raw: bytes
+
+    def encoded(self, text: str) -> bytes:
+        """``text`` as bytes of this file."""
+        return BOM_UTF8 * self.raw.startswith(BOM_UTF8) + text.encode()
 
     def settings(self, text: str, where: Circumstances) -> Linted:
         """What ``text`` sets as a file of this kind, and what it says about its job."""
@@ -48,7 +57,7 @@ def open_file(name: str, kind: str | None) -> LintedFile:
     if kind is not None and chosen is None:
         raise UsageError(f"--format {kind}: choose {', '.join(FORMATS)}")
     raw = _read(name, path)
-    text = raw.decode(errors="replace")
+    text = raw.removeprefix(BOM_UTF8).decode(errors="replace")
     return LintedFile(name, text, chosen or guess_format(path, text), raw)
 
 
