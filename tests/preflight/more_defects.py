@@ -30,6 +30,17 @@ LOGGED = {
     "a disk's error": "I/O error, dev nvme3n1, sector 81920 op 0x1:(WRITE) flags 0x8800",
     "a queue that is stuck": "NETDEV WATCHDOG: eth3 (mlx5_core): transmit queue 5 timed out",
     "a table that was full": "nf_conntrack: nf_conntrack: table full, dropping packet",
+    "a file system that shut down": "XFS (md1): Filesystem has been shut down due to log error",
+    "a bad cable": "mlx5_core 0000:18:00.0: Port module event[error]: module 0, Cable error, "
+    "Bad or unsupported cable",
+    "a hot adapter": "mlx5_core 0000:18:00.0: temp_warn:140:(pid 5): High temperature on sensors "
+    "with bit set 0 1",
+    "a hot processor": "mce: CPU12: Package temperature is above threshold, cpu clock is throttled "
+    "(total events = 812)",
+    "an access that is refused": "nvidia 0000:1b:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT "
+    "domain=0x0032 address=0xfff flags=0x0020]",
+    "too many neighbours": "neighbour: arp_cache: neighbor table overflow!",
+    "a processor that is stuck": "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
 }
 
 
