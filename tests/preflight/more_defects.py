@@ -13,7 +13,7 @@ from ncclops.preflight.model import Status
 from tests.preflight import defects
 from tests.preflight.defects import BOARDS, METAL, WITH_GPUS
 from tests.preflight.machines import GIB, Machine, bond
-from tests.preflight.planting import Defect, file, files, logged, port
+from tests.preflight.planting import Defect, file, files, grown, logged, port
 
 WARN = Status.WARN
 GROUP = "sys/fs/cgroup"
@@ -30,6 +30,17 @@ LOGGED = {
     "a disk's error": "I/O error, dev nvme3n1, sector 81920 op 0x1:(WRITE) flags 0x8800",
     "a queue that is stuck": "NETDEV WATCHDOG: eth3 (mlx5_core): transmit queue 5 timed out",
     "a table that was full": "nf_conntrack: nf_conntrack: table full, dropping packet",
+    "a file system that shut down": "XFS (md1): Filesystem has been shut down due to log error",
+    "a bad cable": "mlx5_core 0000:18:00.0: Port module event[error]: module 0, Cable error, "
+    "Bad or unsupported cable",
+    "a hot adapter": "mlx5_core 0000:18:00.0: temp_warn:140:(pid 5): High temperature on sensors "
+    "with bit set 0 1",
+    "a hot processor": "mce: CPU12: Package temperature is above threshold, cpu clock is throttled "
+    "(total events = 812)",
+    "an access that is refused": "nvidia 0000:1b:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT "
+    "domain=0x0032 address=0xfff flags=0x0020]",
+    "too many neighbours": "neighbour: arp_cache: neighbor table overflow!",
+    "a processor that is stuck": "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
 }
 
 
@@ -115,8 +126,48 @@ def _one_subnet(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _link_local(machine: Machine, chance: random.Random) -> str:
+    """As after a DHCP server that has not answered."""
+    return port(gids__3="0000:0000:0000:0000:0000:ffff:a9fe:1203")(machine, chance)
+
+
+def _set_to_ethernet(machine: Machine, chance: random.Random) -> str:
+    return port(link_layer="Ethernet", state="1: DOWN", phys_state="3: Disabled")(machine, chance)
+
+
+def _no_rdma_driver(machine: Machine, chance: random.Random) -> str:
+    """mlx5_ib has not been loaded: its functions are there, and no device is."""
+    for path in [each for each in machine.files if "/infiniband" in each]:
+        del machine.files[path]
+    machine.files |= {
+        "sys/bus/pci/devices/0000:18:00.0/class": "0x020700",
+        "sys/bus/pci/devices/0000:18:00.0/driver": "/sys/bus/pci/drivers/mlx5_core",
+    }
+    machine.needs = replace(machine.needs, rdma=None)
+    return "PCI 0000:18:00.0"
+
+
+def _ethernet_adapter_off(machine: Machine, chance: random.Random) -> str:
+    """One of nine of a model, which no driver has started."""
+    for index in range(9):
+        top = f"sys/bus/pci/devices/0000:a{index}:00.0"
+        machine.files |= {f"{top}/vendor": "0x15b3", f"{top}/device": "0x1021"}
+        if index < 8:
+            device = f"sys/class/infiniband/mlx5_{index}/device"
+            machine.files[device] = f"/sys/devices/0000:a{index}:00.0"
+            machine.files[f"{top}/driver"] = "/sys/bus/pci/drivers/mlx5_core"
+    return "PCI 0000:a8:00.0"
+
+
 DEFECTS = (
     *defects.DEFECTS,
+    Defect("an address of the link alone", "nic.gid", ("hgx-roce",), _link_local),
+    Defect("an adapter set to Ethernet", "nic.port", ("hgx-ib",), _set_to_ethernet, WARN),
+    Defect("no driver for RDMA", "nic.port", ("hgx-ib",), _no_rdma_driver, WARN),
+    Defect("an adapter for RoCE that did not start", "nic.port", ("hgx-roce",),
+           _ethernet_adapter_off, WARN),
+    Defect("damaged packets", "nic.counters", ("hgx-roce",),
+           grown("hw_counters/rx_icrc_encapsulated", 400), WARN),
     Defect("4 GiB for all", "host.memory", BOARDS, file(f"{GROUP}/memory.max", str(4 * GIB)), WARN),
     Defect("64 GiB for eight", "host.memory", BOARDS, file(f"{GROUP}/memory.high", str(64 * GIB)),
            WARN),

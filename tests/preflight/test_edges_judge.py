@@ -162,6 +162,16 @@ def test_a_host_that_stood_still_has_lost_nothing_at_random() -> None:
     assert [(each.kind, each.severity) for each in verdict.causes] == [("flaky", "CANNOT-TELL")]
 
 
+@pytest.mark.parametrize("unanswered", [(), (3, 9)])
+def test_requests_that_arrived_and_pass_later_are_no_losses(unanswered: tuple[int, ...]) -> None:
+    sources = {1: 40_100, 3: 40_200, 5: 40_300, 9: 40_400, 12: 40_500}
+    failed: dict[int, How] = {3: "silent", 9: "silent"}
+    first = Seen(dst=1, failed=failed, passed=(1, 5, 12), sources=sources, unanswered=unanswered)
+    second = Seen(dst=1, passed=(1, 3, 5, 9, 12), repeated=True)
+    verdict = judged(map(host, range(N)), {(0, 1): first}, {(0, 1): second})
+    assert [each.kind for each in verdict.causes] == ["flaky" if unanswered else "loss"]
+
+
 def test_data_that_stalled_does_not_say_that_large_packets_pass() -> None:
     """One edge of host 4 lost data twice, and no size of packets could be said."""
     ports = tuple(range(2, len(PORTS) + 1))

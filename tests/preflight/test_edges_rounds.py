@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from collections.abc import Callable
 
 import pytest
 
 from ncclops.preflight.edges.model import How, Outcome, Plan
-from ncclops.preflight.edges.probe import Probe
+from ncclops.preflight.edges.probe import Late, Probe, late_of
 from ncclops.preflight.edges.rounds import Network, Rounds
+from ncclops.preflight.edges.states import LOSSES, losses
 from tests.preflight.test_edges_judge import host
 
 # Whether a port of the other host answers to a local port (0: the kernel's choice), at each try.
@@ -18,22 +21,24 @@ BAD = 38_000
 LOCAL = 51_200
 
 
-def both_rounds(answers: Answers) -> tuple[Outcome, Outcome]:
-    """What host 0 of two sees."""
+def both_rounds(answers: Answers, late: Late = "", late_tries: int = 9) -> tuple[Outcome, Outcome]:
+    """What host 0 of two sees. ``late``: whose process was, at so many tries of a port."""
     plan = Plan(hosts=(host(0), host(1)))
     tried: dict[int, int] = {}
 
     async def probe(address: str, port: int, *, source_port: int = 0, **_: object) -> Probe:
         tried[port] = tried.get(port, 0) + 1
         how = answers(port, source_port, tried[port])
+        was_late = late if tried[port] <= late_tries and (how or late == "here") else ""
         local = source_port or (LOCAL if port == BAD and tried[port] == 1 else 40_000 + tried[port])
         return Probe(
-            how=how,
+            how=how or ("timeout" if was_late else None),
             uid="" if how else plan.hosts[1].uid,
             rtt_ms=0.2,
             source_port=local,
             out_s=0.001,
             in_s=0.001,
+            late=was_late,
         )
 
     async def run() -> tuple[Outcome, Outcome]:
@@ -77,3 +82,41 @@ def test_what_fails_from_one_local_port_again_and_again_is_a_rule() -> None:
     _, second = both_rounds(answers)
     assert list(second.seen[0].failed.values()) == ["timeout"]
     assert second.seen[0].by_source
+
+
+def test_a_request_that_arrived_and_got_no_answer_in_time_is_no_loss() -> None:
+    """The process of the other host did not run: its kernel has said that all arrived."""
+
+    def answers(port: int, source_port: int, tries: int) -> How | None:
+        return "silent" if port // 1000 % 2 else None
+
+    _, second = both_rounds(answers)
+    assert losses(second.seen[0]) >= LOSSES
+    first, second = both_rounds(answers, "there")
+    assert losses(first.seen[0]) == losses(second.seen[0]) == 0
+    assert second.seen[0].failed == {}
+
+
+def test_a_connection_that_this_process_was_too_late_for_is_tried_again() -> None:
+    first, second = both_rounds(lambda *_: None, "here", 1)
+    assert not first.seen
+    assert second.seen[0].failed == {}
+    first, _ = both_rounds(lambda *_: "timeout", "here")
+    assert not first.seen  # this host's lack says nothing of the edge
+
+
+def test_the_kernel_says_whose_process_was_late() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as sock:
+        assert late_of(sock, "timeout") == ""
+        sock.connect(server.getsockname())
+        assert late_of(sock, "timeout") == "here"  # the connection stands
+        sock.sendall(b"request")
+        while late_of(sock, "silent") != "there":  # until it has been acknowledged
+            pass
+        assert late_of(sock, "large-in") == ""
+        with server.accept()[0] as other:
+            other.sendall(b"answer")
+            select.select([sock], [], [])
+            assert late_of(sock, "silent") == late_of(sock, "large-out") == "here"
+            sock.recv(6)
+            assert late_of(sock, "large-out") == "there"

@@ -239,6 +239,21 @@ def test_what_is_wrong_with_a_host_is_found(
     assert status(machine, check) is wanted, found(machine, check)
 
 
+@pytest.mark.parametrize("check", ["gpu.fabric-manager", "host.imex", "host.clock"])
+def test_where_the_processes_of_others_are_hidden_none_is_missing(check: str) -> None:
+    """/proc is mounted with hidepid: to a user it shows that user's own."""
+    machine = make(KINDS.index("hgx-ib"))
+    machine.files |= {f"dev/nvidia-nvswitch{number}": "" for number in range(4)}
+    for gpu in machine.gpus:
+        gpu["fabric"] = {"state": 3, "status": 0, "cluster": "1" * 32, "clique": 0}
+    machine.files["dev/nvidia-caps-imex-channels/channel0"] = ""
+    machine.imex, machine.clock = (True,), False
+    machine.processes = [Process(1, "systemd", "S"), Process(4242, "python3", "R")]
+    assert status(machine, check) in (Status.WARN, Status.FAIL)
+    del machine.processes[0]
+    assert status(machine, check) in (Status.CANNOT_TELL, Status.OK)
+
+
 def test_a_seccomp_filter_wants_a_capability() -> None:
     machine = make(CONTAINER)
     machine.files["proc/self/status"] = "CapEff:\t00000000a80425fb\nSeccomp:\t2"

@@ -190,6 +190,16 @@ def test_a_line_of_the_log_has_an_age_in_each_form(name: str, tmp_path: Path) ->
     assert abs(line.age_s - 60) < 59  # however slow the test is
 
 
+def test_lines_of_other_devices_do_not_drive_out_what_convicts_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "var/log").mkdir(parents=True)
+    others = "pcieport 0000:15:01.0: AER: Corrected error message received\n" * 5_000
+    xid = "NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.\n"
+    (tmp_path / "var/log/dmesg").write_text(xid + others)
+    lines = [line.text for line in read_log(tmp_path).lines]
+    assert lines[0] == xid.strip()
+    assert 2 < len(lines) < 5_000
+
+
 def test_a_line_that_is_newer_than_now_has_no_age(tmp_path: Path) -> None:
     """The uptime is a container's (lxcfs), the log its host's: an old Xid is not one of now."""
     (tmp_path / "proc").mkdir()

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ncclops.host.nvml import Recovery
 from ncclops.preflight.catalogue import Check
-from ncclops.preflight.checks.look import HOST, Rule, in_container, is_virtual, size, some
+from ncclops.preflight.checks.look import (
+    HOST,
+    Rule,
+    in_container,
+    is_virtual,
+    sees_host,
+    size,
+    some,
+)
 from ncclops.preflight.checks.ports import ports
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Fabric, Gpu, Node
@@ -156,6 +164,8 @@ def ecc_mode(check: Check, node: Node) -> Iterator[Finding]:
             yield check.unknown(_name(gpu), "the driver does not say")
         elif gpu.ecc_enabled:
             yield check.ok(_name(gpu), "on")
+        elif any(re.search(name, gpu.name or "") for name in check.words("optional")):
+            yield check.unknown(_name(gpu), "off, as such cards come")
         else:
             yield check.bad(_name(gpu), "off")
 
@@ -373,11 +383,10 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     managed = [each.name for each in ports(node) if each.is_of_switch]
     if not (switches or managed) or not node.gpus:
         return
-    running = node.host.processes
     said = [files.text("var/log/fabricmanager.log"), *(t for _, t in files.matching("dpkg/.*"))]
     versions = sorted({v for v in said if v and re.fullmatch(r"\d+\.\d+(\.\d+)*", v)})
     version = _loaded_version(node) or node.driver.version
-    is_seen = running is not None and not in_container(files)
+    is_seen = sees_host(node)
     has = f"{len(switches or managed)} NVSwitch{' ports' if managed else 'es'}"
     # The kernel cuts names after 15 letters.
     if is_seen and not _runs(node, "nv-fabricmanage"):

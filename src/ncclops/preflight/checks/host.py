@@ -14,12 +14,12 @@ from ncclops.preflight.checks.look import (
     cpu_list,
     has_capability,
     has_pci_gpu,
-    in_container,
     is_mapped,
     is_root,
     is_virtual,
     memory_bytes,
     mounts,
+    sees_host,
     size,
     soft_limit,
     some,
@@ -286,11 +286,7 @@ def clock(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, f"{running[0]} runs")
     elif "run/systemd/timesync/synchronized" in node.files:
         yield check.ok(HOST, "systemd-timesyncd has synchronised it")
-    elif (
-        not any(p.pid == 1 and p.name in ("systemd", "init") for p in node.host.processes or ())
-        or in_container(node.files)
-        or is_virtual(node.files)
-    ):
+    elif not sees_host(node) or is_virtual(node.files):
         # A hypervisor may keep the clock, and the host's programs are not to be seen inside.
         yield check.unknown(HOST, "nothing here says who keeps the clock")
     else:
@@ -349,8 +345,7 @@ def imex(check: Check, node: Node) -> Iterator[Finding]:
         return
     channels = node.files.names("dev/nvidia-caps-imex-channels")
     running = [each.name for each in node.host.processes or ()]
-    is_host = bool(running) and not in_container(node.files)
-    if any(node.host.imex_writable) and node.needs.nodes == "many" and is_host:
+    if any(node.host.imex_writable) and node.needs.nodes == "many" and sees_host(node):
         if any(name.startswith("nvidia-imex") for name in running):
             yield check.ok(HOST, f"{len(channels)} channels")
         else:

@@ -61,6 +61,16 @@ def in_container(files: Files) -> bool:
     )
 
 
+def sees_host(node: Node) -> bool:
+    """Whether the programs of the host are to be seen: that one is not among them says something.
+
+    Not in a container, and not where /proc is mounted with ``hidepid``, which shows to each user
+    the processes of that user alone.
+    """
+    first = [each.name for each in node.host.processes or () if each.pid == 1]
+    return bool(first) and first[0] in _INITS and not in_container(node.files)
+
+
 def cpu_list(text: str | None) -> frozenset[int]:
     """The numbers of ``"0-3,8"``; empty for what is none."""
     found: set[int] = set()

@@ -75,6 +75,9 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
             yield _judged(check, node, each, f"{state}, {phys}", what=what)
         elif each.is_virtual:
             yield check.unknown(each.name, f"{state}, {phys}: a virtual function, perhaps spare")
+        elif each.is_ethernet and _is_odd_layer(each, node, check.limit("share")):
+            said = f"{state}, set to Ethernet; others of its board are InfiniBand"
+            yield check.warn(each.name, said, "layer")
         elif "Disabled" in phys:
             yield check.unknown(each.name, f"{state}, {phys}: switched off, so perhaps not used")
         else:
@@ -353,8 +356,20 @@ def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
         for nic in node.nics
     }
     top = "sys/bus/pci/devices"
-    if not known or "" in known or in_container(node.files):
+    # Without any device, the job of one host has no use for them, and that of many hosts may.
+    is_asked = bool(known) or (node.needs.nodes == "many" and node.needs.rdma is not False)
+    if not is_asked or "nics" in node.late or "" in known or in_container(node.files):
         return []  # a container has its own
+
+    def numbers_of(name: str) -> list[str]:
+        return [node.files.text(f"{top}/{name}/{each}") or "" for each in _NUMBERS[1:]]
+
+    models = [numbers_of(name) for name in known]
+
+    def is_like_others(name: str) -> bool:
+        """Of the model of several devices, and no driver has started it."""
+        has_driver = bool(node.files.text(f"{top}/{name}/driver"))
+        return not has_driver and models.count(numbers_of(name)) > 1
 
     def is_of(kind: str, name: str) -> bool:
         *numbers, driver = kind.split()
@@ -367,8 +382,15 @@ def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
         name
         for name in node.files.names(top)
         if name not in known and f"{top}/{name}/physfn" not in node.files
-        if any(is_of(kind, name) for kind in kinds)
+        if is_like_others(name) or any(is_of(kind, name) for kind in kinds)
     ]
+
+
+def _is_odd_layer(port: Port, node: Node, share: float) -> bool:
+    """Whether nearly all ports of its board are InfiniBand: its adapter was replaced, or reset."""
+    board = port.device("board_id")
+    alike = [each.layer for each in used(node) if each.device("board_id") == board]
+    return bool(board) and alike.count("InfiniBand") >= share * len(alike)
 
 
 def _graver(check: Check, node: Node, subject: str, read: str, what: str = "") -> Finding:

@@ -16,7 +16,8 @@ from ncclops.preflight.readings import Files, Nic, Node
 from ncclops.whole_numbers import whole_number
 
 _IFF_UP = 1  # linux/if.h
-_LINK_LOCAL_GID = "fe80:"
+# Addresses that an interface gives to itself, of IPv6 and (RFC 3927) of IPv4: DHCP has failed.
+_LINK_LOCAL_GIDS = ("fe80:", "0000:0000:0000:0000:0000:ffff:a9fe:")
 _UNREAD = "?"
 EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
@@ -120,14 +121,14 @@ class Port:
 
     @property
     def has_address(self) -> bool:
-        """Whether an address of type RoCE v2 is an interface's, not made from its hardware's."""
+        """Whether an address of type RoCE v2 is an interface's, not one that it gives itself."""
         found = [
             self.text(f"gids/{number}") or ""
             for number in self.nic.files.names(f"{self.top}/gid_attrs/types")
             if "v2" in (self.text(f"gid_attrs/types/{number}") or "")
         ]
         none = ("", EMPTY_GID)
-        return any(gid not in none and not gid.startswith(_LINK_LOCAL_GID) for gid in found)
+        return any(gid not in none and not gid.startswith(_LINK_LOCAL_GIDS) for gid in found)
 
     @property
     def taken_gids(self) -> list[str]:

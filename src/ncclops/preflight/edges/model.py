@@ -172,7 +172,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     of them were); with ``stalled``, data did not arrive though packets of each size do.
     ``sent``: packets of the connections that passed, ``resent``: how many of these were lost.
     ``by_source``: most of what fails does so from one local port, again and again, and passes from
-    another.
+    another. ``unanswered``: the failed slots whose requests arrived there, as the kernel there has
+    said: it is the process that has not answered.
     """
 
     dst: int
@@ -194,6 +195,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     by_source: bool = False
     sent: int = 0
     resent: int = 0
+    unanswered: tuple[int, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from ncclops.preflight.edges import wire
 from ncclops.preflight.edges.listener import sockaddr
@@ -39,6 +40,9 @@ _HOWS: dict[int, How] = {
 # linux/tcp.h, struct tcp_info, since Linux 4.19: where it has what was sent again, the packets with
 # data, and those of them that the other end had twice, so that none was lost.
 _TCP_INFO_BYTES, _RESENT, _SENT, _TWICE = 224, 100, 156, 216
+# Likewise: the packets that the other end has not acknowledged, and the bytes not sent yet; and, at
+# its beginning, the state.
+_UNACKED, _UNSENT, _ESTABLISHED = 24, 144, 1
 
 # linux/in.h, in6.h, errqueue.h: struct sock_extended_err and, after it, the offender's address.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
@@ -83,6 +87,9 @@ SECOND = Patience(connect=8.0, answer=8.0, data=8.0)
 SIZE = Patience(connect=4.0, answer=4.0, data=2.0)
 
 
+Late = Literal["", "here", "there"]
+
+
 # Beyond ``answer``, for each round trip: no detour on Earth takes longer.
 PING_S = 0.5
 
@@ -95,6 +102,7 @@ class Probe:
     ``source_port`` where we connected from (0: not known any more), ``says`` the kernel's words,
     with who told it. ``out_s`` and ``in_s``: how long the data took each way (-1: not arrived).
     ``sent``: packets of a connection that passed (0: not known), ``resent``: how many were lost.
+    ``late``: whose process was too late for it, by what the kernel has; no packet was, then.
     """
 
     how: How | None = None
@@ -107,6 +115,7 @@ class Probe:
     in_s: float = -1.0
     sent: int = 0
     resent: int = 0
+    late: Late = ""
 
 
 @dataclass
@@ -140,6 +149,7 @@ async def probe(
     Never raises for what the network does.
     """
     progress, packets = _Progress(), (0, 0)
+    late: Late = ""
     try:
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     except OSError as error:
@@ -163,7 +173,9 @@ async def probe(
         how, says = None, ""
         packets = _packets(sock)
     except TimeoutError:
-        how, says = progress.stage, ""
+        how, says, late = progress.stage, "", late_of(sock, progress.stage)
+        if late == "there" and how == "large-out":
+            how = "silent"  # the data has arrived
     except _Foreign:
         how, says = "foreign", ""
     except OSError as error:
@@ -188,6 +200,7 @@ async def probe(
         in_s=progress.in_s,
         sent=packets[0],
         resent=packets[1],
+        late=late,
     )
 
 
@@ -259,6 +272,29 @@ def _packets(sock: socket.socket) -> tuple[int, int]:
         return 0, 0
     resent, sent, twice = (struct.unpack_from("=I", info, at)[0] for at in (_RESENT, _SENT, _TWICE))
     return sent + 1, max(0, resent - twice)
+
+
+def late_of(sock: socket.socket, stage: How) -> Late:
+    """Why a connection took too long, where it was no packet.
+
+    Here: what was waited for has come, and this process did not run in time to see it. There: all
+    that was sent has been acknowledged, and the other process has not answered.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return ""
+    if len(info) < _TCP_INFO_BYTES or info[0] != _ESTABLISHED:
+        return ""
+    if stage == "timeout":
+        return "here"
+    with contextlib.suppress(OSError):
+        if sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return "here"
+    if stage == "large-in":
+        return ""  # whether the other end has sent it all is not known
+    left = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _UNSENT))
+    return "" if any(left) else "there"
 
 
 def _source_port(sock: socket.socket) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ncclops.preflight.edges import machine, schedule, wire
 from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
@@ -23,6 +23,8 @@ _DEAD_AFTER = 3
 _SPREAD = 5
 # What may have failed by chance is repeated so often: of packets, one in five may be lost.
 _REPEATS = 2
+# So often a connection is tried that this process was too late for.
+_LATE = 3
 # Some of it is tried from so many other local ports as well, a prime apart.
 _ASKED, _OTHERS, _STEP = 6, 4, 7919
 # Round trips above this are reported, for the comparison with those of the others: more than any
@@ -65,6 +67,7 @@ class _Edge:
     by_source: bool = False
     sent: int = 0
     resent: int = 0
+    unanswered: set[int] = field(default_factory=set)  # slots: their last requests arrived
 
     def seen(self, mac: str) -> Seen:
         return Seen(
@@ -87,6 +90,7 @@ class _Edge:
             by_source=self.by_source,
             sent=self.sent,
             resent=self.resent,
+            unanswered=tuple(sorted(self.unanswered & self.failed.keys())),
         )
 
 
@@ -203,6 +207,8 @@ class Rounds:
             edge.passed.remove(slot)
             edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
             known[slot] = True
+        for slot in edge.unanswered.intersection(edge.failed) if edge.passed else ():
+            del edge.failed[slot]  # the network has carried what it was given
         edge.repeated = True
         edge.by_source = 2 * sum(known.values()) > len(known)
 
@@ -233,7 +239,7 @@ class Rounds:
                     # The kernel keeps a local port back for a minute once a connection has stood.
                     found = await self._probe(edge.dst, slot, FIRST)
             if found.how is None:
-                edge.lost += 1
+                edge.lost += slot not in edge.unanswered
                 del edge.failed[slot]
                 edge.passed.append(slot)
 
@@ -358,17 +364,21 @@ class Rounds:
         other, own = self._hosts[dst], self._own
         assert other.place is not None  # see _can_be_tried
         assert own.place is not None
-        return await self._network.probe(
-            other.place.address,
-            other.ports[slot],
-            own_uid=own.uid,
-            place=own.place,
-            patience=patience,
-            pings=pings,
-            data_bytes=data_bytes,
-            segment=segment,
-            source_port=source_port,
-        )
+        for _ in range(_LATE):
+            found = await self._network.probe(
+                other.place.address,
+                other.ports[slot],
+                own_uid=own.uid,
+                place=own.place,
+                patience=patience,
+                pings=pings,
+                data_bytes=data_bytes,
+                segment=segment,
+                source_port=source_port,
+            )
+            if found.late != "here":
+                return found
+        return replace(found, how="own")
 
     def _note(self, edge: _Edge, slot: int, found: Probe) -> None:
         how = found.how
@@ -388,6 +398,7 @@ class Rounds:
         if slot in edge.passed:
             edge.passed.remove(slot)
         edge.failed[slot] = how
+        (edge.unanswered.add if found.late else edge.unanswered.discard)(slot)
         source = edge.source or found.source
         edge.source = source or self._network.source_towards(self._address(edge.dst))
         edge.says = edge.says or found.says

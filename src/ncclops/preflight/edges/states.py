@@ -140,7 +140,8 @@ def _recovered(seen: Seen, again: Seen) -> int:
     unless the local ports that they were opened from make a rule of it."""
     if again.failed and not again.repeated:
         return 0  # it was not looked into
-    slots = [slot for slot, how in seen.failed.items() if how in LOST and slot in again.passed]
+    lost = [slot for slot, how in seen.failed.items() if how in LOST and slot in again.passed]
+    slots = [slot for slot in lost if slot not in seen.unanswered]
     failed = [seen.sources[slot] for slot in slots if slot in seen.sources]
     passed = [seen.sources[slot] for slot in seen.passed if slot in seen.sources]
     return len(slots) if len(slots) >= LOSSES and scattered(failed, passed) else 0
@@ -149,7 +150,8 @@ def _recovered(seen: Seen, again: Seen) -> int:
 def losses(seen: Seen) -> int:
     """How many connections were lost at random: those that passed when they were repeated, and
     those that stood and got no answer, where others got one. No rule for ports does that."""
-    hung = sum(how == "silent" for how in seen.failed.values()) if seen.passed else 0
+    asked = seen.failed.keys() - {*seen.unanswered} if seen.passed else ()
+    hung = sum(seen.failed[slot] == "silent" for slot in asked)
     return seen.lost + hung
 
 

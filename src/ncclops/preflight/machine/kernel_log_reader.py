@@ -25,7 +25,10 @@ _WANTED = re.compile(
     r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
     r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than|Machine Check|NETDEV WATCHDOG"
     r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error|nvme|nf_conntrack"
+    r"|rcu: INFO|temperature above|table overflow"
 )
+# What convicts GPUs and switches: thousands of lines of other devices do not drive it out.
+_FIRST = re.compile(r"Xid|RmInitAdapter|fallen off the bus")
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000
@@ -85,7 +88,9 @@ def _kmsg() -> str | None:
 
 def _lines(text: str, moment: _Moment) -> Iterator[LogLine]:
     kept = [line for line in text.splitlines() if _WANTED.search(line)]
-    for line in kept[-_MOST_LINES:]:
+    first = {n for n, line in enumerate(kept) if _FIRST.search(line)}
+    newest = {*sorted(first)[-_MOST_LINES:], *range(len(kept))[-_MOST_LINES:]}
+    for line in (kept[number] for number in sorted(newest)):
         age = _age(line, moment)
         # What an earlier start of the machine has logged, this one may have mended.
         if age is None or moment.uptime_s is None or age <= moment.uptime_s + 1.0:
