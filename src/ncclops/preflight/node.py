@@ -10,7 +10,17 @@ from pathlib import Path
 import msgspec
 
 from ncclops.preflight.catalogue import catalogue
-from ncclops.preflight.checks import collective, gpu, gpu_use, host, nic, rails, room, software
+from ncclops.preflight.checks import (
+    collective,
+    gpu,
+    gpu_use,
+    host,
+    nic,
+    rails,
+    room,
+    software,
+    xid,
+)
 from ncclops.preflight.checks.look import Rule
 from ncclops.preflight.machine import commands, reading
 from ncclops.preflight.machine.collective import measure
@@ -27,6 +37,7 @@ RULES: Mapping[str, Rule] = {
     **room.RULES,
     **gpu.RULES,
     **gpu_use.RULES,
+    **xid.RULES,
     **nic.RULES,
     **rails.RULES,
     **software.RULES,

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ncclops.host.nvml import Recovery
 from ncclops.preflight.catalogue import Check
+from ncclops.preflight.checks.gpu_facts import (
+    answering_gpus,
+    count_on_bus,
+    has_no_driver,
+    is_bound,
+    is_given_some,
+    loaded_version,
+    may_lack_switches,
+    name_of,
+    nvswitches,
+    runs,
+)
 from ncclops.preflight.checks.look import (
     HOST,
     Rule,
@@ -19,12 +31,8 @@ from ncclops.preflight.checks.look import (
 )
 from ncclops.preflight.checks.ports import ports
 from ncclops.preflight.model import Finding
-from ncclops.preflight.readings import Fabric, Gpu, Node
+from ncclops.preflight.readings import Fabric, Node
 
-# How schedulers call their control groups, and what they set in a job: Slurm, PBS, LSF,
-# HTCondor, Flux, Grid Engine.
-_SCHEDULERS = ("slurm", "pbs", "/lsf", "condor", "flux", "/sge", "/uge")
-_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "_CONDOR_SLOT", "FLUX_JOB_ID", "SGE_TASK_ID")
 _REASONS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -45,17 +53,6 @@ _HEALTH = (
     ("access timeout recovery", 6, 2, {1}),
     ("incorrect configuration", 8, 4, {2, 3, 4, 5, 6, 7}),
 )
-# With MIG the instance stands behind the address: (PCI:0000:19:00 GPU-I:05).
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
-# NVLink errors say it with their own word: Xid 144 to 150.
-_NONFATAL = re.compile(r"Xid \([^)]*\): 1\d\d, .*\bNonfatal\b")
-_FATAL_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), Fatal\b")
-# What the driver wants from now on: the number of nvmlDeviceGpuRecoveryAction_t, and its name.
-_ASKS = re.compile(r"\): 154, GPU recovery action changed from .* to (0x[0-9a-fA-F]+) \(([^)]*)\)")
-# What the driver says of a GPU that it cannot use, without a number.
-_WITHOUT_XID = re.compile(r"fallen off the bus|RmInitAdapter failed")
-_PCI_PLACE = "PCI "  # before the address of a GPU that NVML does not show
-_PCI = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 _NARROW = re.compile(
     r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .*available PCIe bandwidth, limited by .*?"
     r" x(\d+) link at .*\(capable of .* x(\d+) link\)"
@@ -64,16 +61,18 @@ _NARROW = re.compile(
 
 def driver(check: Check, node: Node) -> Iterator[Finding]:
     """Whether NVML starts, where there is something for it to start."""
-    loaded = _loaded_version(node)
+    loaded = loaded_version(node)
     is_there = loaded is not None or bool(node.files.names("proc/driver/nvidia/gpus"))
     found = node.driver
     if found.problem is not None:
         # What is refused on a machine without the driver is usual; with it, nobody can use a GPU.
         if found.error in check.numbers("errors") and is_there:
             yield check.bad(HOST, found.problem)
-        elif is_there or _bound(node):
+        elif is_there or is_bound(node):
             yield check.unknown(HOST, found.problem)
-        elif _has_no_driver(node) and not in_container(node.files) and (on_bus := _on_bus(node)):
+        elif (
+            has_no_driver(node) and not in_container(node.files) and (on_bus := count_on_bus(node))
+        ):
             yield check.warn(HOST, f"no driver is loaded; PCI shows {on_bus} of NVIDIA's GPUs")
         return
     if found.version is None:
@@ -92,8 +91,8 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
     lost = f", {listed} in the driver's list" if listed else ""
     if found is None:
         if wanted and node.driver.problem is not None and not listed:
-            if node.driver.error in check.numbers("errors") and _has_no_driver(node):
-                on_bus = _on_bus(node)
+            if node.driver.error in check.numbers("errors") and has_no_driver(node):
+                on_bus = count_on_bus(node)
                 shown = f"{on_bus or 'no'} NVIDIA GPU{'' if on_bus == 1 else 's'}"
                 why = f"no NVIDIA driver is loaded, and the lane needs {wanted}; PCI shows {shown}"
                 yield check.bad(HOST, why)
@@ -102,11 +101,13 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
         return
     if wanted is not None and found < wanted:
         yield check.bad(HOST, f"{found}{lost}, and the lane needs {wanted}")
-    elif listed > found and _is_given_some(node):
+    elif listed > found and is_given_some(node):
         yield check.unknown(HOST, f"{found}{lost}; the job may have been given no more")
     elif listed > found and not in_container(node.files):
         yield check.bad(HOST, f"{found}{lost}")
-    elif _switches(node) and not is_virtual(node.files) and (on_bus := _on_bus(node)) % _BOARD:
+    elif (
+        nvswitches(node) and not is_virtual(node.files) and (on_bus := count_on_bus(node)) % _BOARD
+    ):
         said = f"PCI shows {on_bus}, and boards with NVSwitches have {_BOARD}"
         yield check.warn(HOST, said)
     elif wanted is None and not listed:
@@ -119,28 +120,28 @@ def lost(check: Check, node: Node) -> Iterator[Finding]:
     """NVML cannot reach it, or refuses to before a reset."""
     for gpu in node.gpus:
         if gpu.lost is None:
-            yield check.ok(_name(gpu), "answers")
+            yield check.ok(name_of(gpu), "answers")
         elif gpu.error in check.numbers("errors"):
-            yield check.bad(_name(gpu), gpu.lost)
+            yield check.bad(name_of(gpu), gpu.lost)
         else:
-            yield check.unknown(_name(gpu), gpu.lost)
+            yield check.unknown(name_of(gpu), gpu.lost)
 
 
 def recovery(check: Check, node: Node) -> Iterator[Finding]:
     """What the driver asks for."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         need = Recovery(gpu.recovery_action).need
         if gpu.recovery_action is None:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
         elif need is not None:
-            yield check.bad(_name(gpu), need)
+            yield check.bad(name_of(gpu), need)
         else:
-            yield check.ok(_name(gpu), "none")
+            yield check.ok(name_of(gpu), "none")
 
 
 def ecc(check: Check, node: Node) -> Iterator[Finding]:
     """Counts since the driver was loaded."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         counts = {
             "uncorrected": (gpu.ecc_uncorrected, 0.0),
             "uncorrected in SRAM": (gpu.sram_uncorrected, 0.0),
@@ -150,29 +151,29 @@ def ecc(check: Check, node: Node) -> Iterator[Finding]:
         known = {name: value for name, (value, _) in counts.items() if value is not None}
         bad = [f"{n} {what}" for what, (n, most) in counts.items() if n is not None and n > most]
         if bad:
-            yield check.bad(_name(gpu), ", ".join(bad))
+            yield check.bad(name_of(gpu), ", ".join(bad))
         elif known:
-            yield check.ok(_name(gpu), f"{sum(known.values())} errors")
+            yield check.ok(name_of(gpu), f"{sum(known.values())} errors")
         else:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
 
 
 def ecc_mode(check: Check, node: Node) -> Iterator[Finding]:
     """Where the GPU has it."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         if gpu.ecc_enabled is None:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
         elif gpu.ecc_enabled:
-            yield check.ok(_name(gpu), "on")
+            yield check.ok(name_of(gpu), "on")
         elif any(re.search(name, gpu.name or "") for name in check.words("optional")):
-            yield check.unknown(_name(gpu), "off, as such cards come")
+            yield check.unknown(name_of(gpu), "off, as such cards come")
         else:
-            yield check.bad(_name(gpu), "off")
+            yield check.bad(name_of(gpu), "off")
 
 
 def rows(check: Check, node: Node) -> Iterator[Finding]:
     """Rows of memory that were, could not be, or are to be replaced."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         bad, what = [], "pending"
         if gpu.rows_pending:
             bad.append("a remapping is pending")
@@ -183,94 +184,36 @@ def rows(check: Check, node: Node) -> Iterator[Finding]:
             bad.append(f"{gpu.rows_uncorrected} rows remapped after uncorrectable errors")
             what = ""
         if bad:
-            yield check.bad(_name(gpu), ", ".join(bad), what)
+            yield check.bad(name_of(gpu), ", ".join(bad), what)
         elif gpu.rows_failed is None and gpu.rows_pending is None:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
         else:
-            yield check.ok(_name(gpu), f"{gpu.rows_uncorrected or 0} remapped")
-
-
-def xid(check: Check, node: Node) -> Iterator[Finding]:
-    """Those of the hardware; what an application has done to itself is not the node's."""
-    has_gpus = bool(node.gpus) or node.driver.count is not None
-    # Where NVML does not start, the log may say why; a container's job may have no GPU at all.
-    if not has_gpus and (in_container(node.files) or _loaded_version(node) is None):
-        return
-    if node.log.source is None:
-        if has_gpus:
-            yield check.unknown(HOST, "the kernel log cannot be read")
-        return
-    codes, mild, reset = map(check.numbers, ("codes", "mild", "reset"))
-    newest_s = check.limit("hours") * 3600
-    seen, old = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    asked: dict[str, tuple[str, float | None]] = {}
-    # Where NVML says what the driver wants now, that counts.
-    known = {_name(gpu) for gpu in node.gpus if gpu.recovery_action is not None}
-
-    def note(place: str, what: str, age_s: float | None, *, grave: bool = True) -> None:
-        if age_s is None:
-            old[place].append(f"{what}, of unknown age")
-        elif age_s <= newest_s:
-            is_own = grave and not _may_be_of_others(node, place)
-            (seen if is_own else old)[place].append(f"{what}, {age_s / 60:.0f} min ago")
-
-    for line in node.log.lines:
-        match, switch = _XID.search(line.text), _FATAL_SXID.search(line.text)
-        if match and (asks := _ASKS.search(line.text)):
-            wants = f"Xid 154, {asks[2]}" if int(asks[1], 16) else ""
-            asked[_by_pci(node, match[1])] = wants, line.age_s
-        elif match and (code := int(match[2])) in codes | mild:
-            place, nonfatal = _by_pci(node, match[1]), bool(_NONFATAL.search(line.text))
-            grave = not nonfatal and code in codes - (reset if place in known else frozenset())
-            note(place, f"Xid {code}{', nonfatal' * nonfatal}", line.age_s, grave=grave)
-        elif switch:
-            note(f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal", line.age_s)
-        elif match is None and (told := _WITHOUT_XID.search(line.text)):
-            address = _PCI.search(line.text)
-            note(_by_pci(node, address[0] if address else ""), told[0], line.age_s)
-    for place, (wants, age_s) in asked.items():
-        if wants and place not in known:
-            note(place, wants, age_s)
-    for place, said in seen.items():
-        yield check.bad(place, some(list(dict.fromkeys(said))), _helps(check, said))
-    for place, said in old.items():
-        if place not in seen:
-            yield check.warn(place, some(list(dict.fromkeys(said))), _helps(check, said))
-    if has_gpus and not seen and not old:
-        yield check.ok(HOST, f"none in {node.log.source}")
-
-
-def _helps(check: Check, said: Sequence[str]) -> str:
-    """Whose remedy is the gravest of what was ``said``."""
-    for what in check.remedies:
-        if any(re.match(rf"(?:{'|'.join(check.limits[what])})\b", each) for each in said):
-            return what
-    return ""
+            yield check.ok(name_of(gpu), f"{gpu.rows_uncorrected or 0} remapped")
 
 
 def throttle(check: Check, node: Node) -> Iterator[Finding]:
     """Reasons that stay are no moment."""
     bits = sum(check.numbers("bits"))
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         samples = [s.reasons & bits for s in gpu.throttle if s.reasons is not None]
         if not samples:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
             continue
         ever, always = 0, bits
         for each in samples:
             ever, always = ever | each, always & each
         if always:
-            yield check.bad(_name(gpu), _reasons(always))
+            yield check.bad(name_of(gpu), _reasons(always))
         elif ever:
-            yield check.warn(_name(gpu), f"{_reasons(ever)}, for a moment")
+            yield check.warn(name_of(gpu), f"{_reasons(ever)}, for a moment")
         else:
-            yield check.ok(_name(gpu), "none")
+            yield check.ok(name_of(gpu), "none")
 
 
 def temperature(check: Check, node: Node) -> Iterator[Finding]:
     """The chip's and the memory's, against the GPU's own limits."""
     margin = check.limit("margin_c")
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         sensors = [
             ("GPU", gpu.temperature_c, gpu.slowdown_c or check.limit("unknown_c")),
             ("memory", gpu.memory_temperature_c, gpu.memory_limit_c),
@@ -280,20 +223,20 @@ def temperature(check: Check, node: Node) -> Iterator[Finding]:
         hot = [f"{what} {at} °C of {most:.0f}" for what, at, most in known if at >= most]
         warm = [f"{what} {at} °C of {most:.0f}" for what, at, most in known if at >= most - margin]
         if hot:
-            yield check.bad(_name(gpu), ", ".join(hot))
+            yield check.bad(name_of(gpu), ", ".join(hot))
         elif warm:
-            yield check.warn(_name(gpu), ", ".join(warm))
+            yield check.warn(name_of(gpu), ", ".join(warm))
         elif known:
-            yield check.ok(_name(gpu), ", ".join(f"{what} {at} °C" for what, at, _ in known))
+            yield check.ok(name_of(gpu), ", ".join(f"{what} {at} °C" for what, at, _ in known))
         else:
-            yield check.unknown(_name(gpu), "no sensor")
+            yield check.unknown(name_of(gpu), "no sensor")
 
 
 def clocks(check: Check, node: Node) -> Iterator[Finding]:
     """Against the GPU's own default, and against others of its model."""
     share = check.limit("share")
-    for gpu in _answering(node):
-        kind = [other for other in _answering(node) if other.name == gpu.name]
+    for gpu in answering_gpus(node):
+        kind = [other for other in answering_gpus(node) if other.name == gpu.name]
         pairs = [
             ("application clock", gpu.application_clock_mhz, gpu.default_clock_mhz, "MHz", 1),
             (
@@ -312,20 +255,20 @@ def clocks(check: Check, node: Node) -> Iterator[Finding]:
             if value is not None and usual is not None and value < usual * share
         ]
         if low:
-            yield check.bad(_name(gpu), ", ".join(low))
+            yield check.bad(name_of(gpu), ", ".join(low))
         elif known:
-            yield check.ok(_name(gpu), "as by default")
+            yield check.ok(name_of(gpu), "as by default")
         else:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
 
 
 def nvlink(check: Check, node: Node) -> Iterator[Finding]:
     """Links that are down, and errors that grow while one looks."""
-    answering = list(_answering(node))
+    answering = list(answering_gpus(node))
     boards = check.rates("boards")
     for gpu in answering:
         if gpu.links is None:
-            yield check.unknown(_name(gpu), "no links, or the driver does not say")
+            yield check.unknown(name_of(gpu), "no links, or the driver does not say")
             continue
         up = sum(gpu.links)
         most = max(sum(o.links or ()) for o in answering if o.name == gpu.name)
@@ -335,63 +278,63 @@ def nvlink(check: Check, node: Node) -> Iterator[Finding]:
         # Of cards, whose bridges are optional, each may have as many as somebody has put there.
         is_board = has or (gpu.fabric is not None and gpu.fabric.state == _FABRIC_COMPLETED)
         if up < most and is_board:
-            yield check.bad(_name(gpu), f"{up} links up, others of its model {most}")
+            yield check.bad(name_of(gpu), f"{up} links up, others of its model {most}")
         elif up < has and up and is_virtual(node.files) and len(answering) < _BOARD:
-            yield check.warn(_name(gpu), f"{up} of {has:.0f} links up: perhaps a part of a board")
-        elif up < has and (up or (len(answering) > 1 and not _may_lack(node))):
-            yield check.bad(_name(gpu), f"{up} of {has:.0f} links up; down: {some(down)}")
+            yield check.warn(name_of(gpu), f"{up} of {has:.0f} links up: perhaps a part of a board")
+        elif up < has and (up or (len(answering) > 1 and not may_lack_switches(node))):
+            yield check.bad(name_of(gpu), f"{up} of {has:.0f} links up; down: {some(down)}")
         elif 0 < up < most:
-            yield check.warn(_name(gpu), f"{up} links up, others of its model {most}")
+            yield check.warn(name_of(gpu), f"{up} links up, others of its model {most}")
         elif not up:
-            yield check.unknown(_name(gpu), "no link is up; it may have no bridge")
+            yield check.unknown(name_of(gpu), "no link is up; it may have no bridge")
         elif grown > 0:
-            yield check.warn(_name(gpu), f"{up} links up, {grown} errors meanwhile")
+            yield check.warn(name_of(gpu), f"{up} links up, {grown} errors meanwhile")
         else:
-            yield check.ok(_name(gpu), f"{up} links up")
+            yield check.ok(name_of(gpu), f"{up} links up")
 
 
 def fabric(check: Check, node: Node) -> Iterator[Finding]:
     """Registration of each GPU, and whether all are in one clique."""
-    known = [(gpu, gpu.fabric) for gpu in _answering(node) if gpu.fabric is not None]
+    known = [(gpu, gpu.fabric) for gpu in answering_gpus(node) if gpu.fabric is not None]
     cliques = defaultdict(list)
     for gpu, info in known:
         if info.state == _FABRIC_NONE:
-            yield check.ok(_name(gpu), "no fabric")
+            yield check.ok(name_of(gpu), "no fabric")
             continue
         bad = _fabric_problem(info)
         if bad:
-            yield check.bad(_name(gpu), bad)
+            yield check.bad(name_of(gpu), bad)
         else:
             cliques[info.cluster, info.clique].append(gpu)
-            yield check.ok(_name(gpu), f"registered, clique {info.clique}")
+            yield check.ok(name_of(gpu), f"registered, clique {info.clique}")
     if len(cliques) > 1:
         said = [
             f"clique {clique} of {cluster[:8]}: GPU {','.join(str(g.index) for g in members)}"
             for (cluster, clique), members in cliques.items()
         ]
         yield check.bad(HOST, some(said))
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         if gpu.fabric is None:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
 
 
 def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     """Only where this host has the switches: in a virtual machine the hypervisor may have them."""
     files = node.files
-    switches = _switches(node)
+    switches = nvswitches(node)
     # Those of Blackwell boards are managed over InfiniBand, by a subnet manager of their own.
     managed = [each.name for each in ports(node) if each.is_of_switch]
     if not (switches or managed) or not node.gpus:
         return
     said = [files.text("var/log/fabricmanager.log"), *(t for _, t in files.matching("dpkg/.*"))]
     versions = sorted({v for v in said if v and re.fullmatch(r"\d+\.\d+(\.\d+)*", v)})
-    version = _loaded_version(node) or node.driver.version
+    version = loaded_version(node) or node.driver.version
     is_seen = sees_host(node)
     has = f"{len(switches or managed)} NVSwitch{' ports' if managed else 'es'}"
     # The kernel cuts names after 15 letters.
-    if is_seen and not _runs(node, "nv-fabricmanage"):
+    if is_seen and not runs(node, "nv-fabricmanage"):
         yield check.bad(HOST, f"{has}, and it does not run", "stopped")
-    elif is_seen and managed and not _runs(node, "nvlsm"):
+    elif is_seen and managed and not runs(node, "nvlsm"):
         # What is registered goes on; a GPU or a link that starts again does not come back.
         yield check.warn(HOST, f"{has}, and their subnet manager nvlsm does not run", "subnet")
     elif version and versions and version not in versions:
@@ -404,29 +347,29 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
 
 def persistence(check: Check, node: Node) -> Iterator[Finding]:
     """Whether the driver keeps the GPU initialised."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         if gpu.persistence is None:
-            yield check.unknown(_name(gpu), "the driver does not say")
+            yield check.unknown(name_of(gpu), "the driver does not say")
         elif gpu.persistence:
-            yield check.ok(_name(gpu), "on")
+            yield check.ok(name_of(gpu), "on")
         else:
-            yield check.bad(_name(gpu), "off")
+            yield check.bad(name_of(gpu), "off")
 
 
 def processes(check: Check, node: Node) -> Iterator[Finding]:
     """Who is there, and memory that nobody seems to hold."""
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
         is_full = bool(used and total and used > total * check.limit("share"))
         if gpu.processes:
             pids = some([str(pid) for pid in gpu.processes])
-            yield check.bad(_name(gpu), f"{len(gpu.processes)} processes: {pids}")
+            yield check.bad(name_of(gpu), f"{len(gpu.processes)} processes: {pids}")
         elif is_full and used and total:
-            yield check.bad(_name(gpu), f"{size(used)} of {size(total)} in use")
+            yield check.bad(name_of(gpu), f"{size(used)} of {size(total)} in use")
         elif gpu.processes is None:
-            yield check.unknown(_name(gpu), "processes are not to be seen")
+            yield check.unknown(name_of(gpu), "processes are not to be seen")
         else:
-            yield check.ok(_name(gpu), "nobody")
+            yield check.ok(name_of(gpu), "nobody")
 
 
 def pcie(check: Check, node: Node) -> Iterator[Finding]:
@@ -436,25 +379,25 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
         if (match := _NARROW.search(line.text)) and int(match[2]) < int(match[3]):
             narrow[match[1]] = f"x{match[2]} of x{match[3]} by the kernel log"
     boards, on_chip = check.words("boards"), "|".join(check.words("on_chip"))
-    for gpu in _answering(node):
+    for gpu in answering_gpus(node):
         width, most = gpu.pcie_width, gpu.pcie_width_max
-        alike = [o.pcie_width or 0 for o in _answering(node) if o.name == gpu.name]
+        alike = [o.pcie_width or 0 for o in answering_gpus(node) if o.name == gpu.name]
         if width and most and width < most:
             said = f"x{width} of x{most}"
             wider = sum(each > width for each in alike)
             is_odd = wider >= max(_SLOTS, _SLOT_SHARE * len(alike))
             if is_odd or any(re.search(name, gpu.name or "") for name in boards):
-                yield check.bad(_name(gpu), said)
+                yield check.bad(name_of(gpu), said)
             elif not wider and (is_virtual(node.files) or re.search(on_chip, gpu.name or "")):
-                yield check.unknown(_name(gpu), f"{said}, as all of its model here show")
+                yield check.unknown(name_of(gpu), f"{said}, as all of its model here show")
             else:  # a slot, or two that share the lanes of one
-                yield check.warn(_name(gpu), f"{said}; perhaps its slot has no more")
+                yield check.warn(name_of(gpu), f"{said}; perhaps its slot has no more")
         elif gpu.pci in narrow and not is_virtual(node.files):
-            yield check.warn(_name(gpu), narrow[gpu.pci])
+            yield check.warn(name_of(gpu), narrow[gpu.pci])
         elif width and most:
-            yield check.ok(_name(gpu), f"x{width}")
+            yield check.ok(name_of(gpu), f"x{width}")
         else:
-            yield check.unknown(_name(gpu), "no PCIe data")
+            yield check.unknown(name_of(gpu), "no PCIe data")
 
 
 RULES: Mapping[str, Rule] = {
@@ -465,7 +408,6 @@ RULES: Mapping[str, Rule] = {
     "gpu.ecc": ecc,
     "gpu.ecc-mode": ecc_mode,
     "gpu.rows": rows,
-    "gpu.xid": xid,
     "gpu.throttle": throttle,
     "gpu.temperature": temperature,
     "gpu.clocks": clocks,
@@ -476,88 +418,6 @@ RULES: Mapping[str, Rule] = {
     "gpu.processes": processes,
     "gpu.pcie": pcie,
 }
-
-
-def _answering(node: Node) -> Iterator[Gpu]:
-    return (gpu for gpu in node.gpus if gpu.lost is None)
-
-
-def _switches(node: Node) -> list[str]:
-    """The NVSwitches that the driver has."""
-    return node.files.names("proc/driver/nvidia-nvswitch/devices") or [
-        path for path, _ in node.files.matching(r"dev/nvidia-nvswitch\d+")
-    ]
-
-
-def _runs(node: Node, name: str) -> bool:
-    return any(each.name.startswith(name) for each in node.host.processes or ())
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index}"
-
-
-def _by_pci(node: Node, address: str) -> str:
-    """The GPU at a PCI address as the driver's log writes it, with or without the function."""
-    wanted = address.lower().partition(".")[0]
-    for gpu in node.gpus:
-        if wanted and (gpu.pci or "").startswith(f"{wanted}."):
-            return _name(gpu)
-    return f"{_PCI_PLACE}{wanted}" if wanted else HOST
-
-
-def _loaded_version(node: Node) -> str | None:
-    """The version of the driver's kernel module."""
-    text = node.files.text("proc/driver/nvidia/version") or ""
-    match = re.search(r"NVRM version:.*?(\d+\.\d+(?:\.\d+)*)\s", f"{text} ")
-    return match[1] if match else node.files.text("sys/module/nvidia/version") or None
-
-
-def _bound(node: Node) -> bool:
-    """Whether a PCI function is in the driver's hands."""
-    found = node.files.matching(r"sys/bus/pci/devices/[^/]+/driver")
-    return any((text or "").endswith("/nvidia") for _, text in found)
-
-
-def _has_no_driver(node: Node) -> bool:
-    """Whether nothing shows a driver where one would show: its module, devices, PCI functions.
-
-    Without NVML alone a job may find its GPUs: a container can be given CUDA's library only.
-    """
-    shown = node.files.matching(r"dev/(?:nvidia.*|dxg)")  # dxg: Linux within Windows
-    is_read = "proc/meminfo" in node.files
-    return is_read and _loaded_version(node) is None and not _bound(node) and not any(shown)
-
-
-def _on_bus(node: Node) -> int:
-    """How many GPUs of NVIDIA PCI has."""
-    vendors = node.files.matching(r"sys/bus/pci/devices/[^/]+/vendor")
-    of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
-    classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
-    return sum(each.startswith(("0x0300", "0x0302")) for each in classes)
-
-
-def _may_be_of_others(node: Node, place: str) -> bool:
-    """Whether a GPU that this job has not been given may be the one at ``place``."""
-    everything = max(_on_bus(node), len(node.files.names("proc/driver/nvidia/gpus")))
-    has_some = 0 < (node.driver.count or 0) < everything and not any(g.lost for g in node.gpus)
-    may_have = _is_given_some(node) or in_container(node.files)
-    return place.startswith(_PCI_PLACE) and has_some and may_have
-
-
-def _is_given_some(node: Node) -> bool:
-    """Whether this runs in a scheduler's job, which may see some of the GPUs only.
-
-    Such as by ConstrainDevices in Slurm's cgroup.conf; the driver's list has all of them
-    nevertheless.
-    """
-    own = node.files.text("proc/self/cgroup") or ""
-    return any(word in own for word in _SCHEDULERS) or any(name in node.environ for name in _JOBS)
-
-
-def _may_lack(node: Node) -> bool:
-    """Whether GPUs of a board may have been handed out without their switches."""
-    return is_virtual(node.files) or in_container(node.files)
 
 
 def _fabric_problem(info: Fabric) -> str | None:

@@ -1,0 +1,97 @@
+"""What several checks of GPUs ask: names, the driver, and whose GPUs there are. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ncclops.preflight.checks.look import HOST, in_container, is_virtual
+from ncclops.preflight.readings import Gpu, Node
+
+# How schedulers call their control groups, and what they set in a job: Slurm, PBS, LSF,
+# HTCondor, Flux, Grid Engine.
+_SCHEDULERS = ("slurm", "pbs", "/lsf", "condor", "flux", "/sge", "/uge")
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "_CONDOR_SLOT", "FLUX_JOB_ID", "SGE_TASK_ID")
+_PCI_PLACE = "PCI "  # before the address of a GPU that NVML does not show
+
+
+def answering_gpus(node: Node) -> Iterator[Gpu]:
+    return (gpu for gpu in node.gpus if gpu.lost is None)
+
+
+def nvswitches(node: Node) -> list[str]:
+    """The NVSwitches that the driver has."""
+    return node.files.names("proc/driver/nvidia-nvswitch/devices") or [
+        path for path, _ in node.files.matching(r"dev/nvidia-nvswitch\d+")
+    ]
+
+
+def runs(node: Node, name: str) -> bool:
+    return any(each.name.startswith(name) for each in node.host.processes or ())
+
+
+def name_of(gpu: Gpu) -> str:
+    return f"GPU {gpu.index}"
+
+
+def by_pci(node: Node, address: str) -> str:
+    """The GPU at a PCI address as the driver's log writes it, with or without the function."""
+    wanted = address.lower().partition(".")[0]
+    for gpu in node.gpus:
+        if wanted and (gpu.pci or "").startswith(f"{wanted}."):
+            return name_of(gpu)
+    return f"{_PCI_PLACE}{wanted}" if wanted else HOST
+
+
+def loaded_version(node: Node) -> str | None:
+    """The version of the driver's kernel module."""
+    text = node.files.text("proc/driver/nvidia/version") or ""
+    match = re.search(r"NVRM version:.*?(\d+\.\d+(?:\.\d+)*)\s", f"{text} ")
+    return match[1] if match else node.files.text("sys/module/nvidia/version") or None
+
+
+def is_bound(node: Node) -> bool:
+    """Whether a PCI function is in the driver's hands."""
+    found = node.files.matching(r"sys/bus/pci/devices/[^/]+/driver")
+    return any((text or "").endswith("/nvidia") for _, text in found)
+
+
+def has_no_driver(node: Node) -> bool:
+    """Whether nothing shows a driver where one would show: its module, devices, PCI functions.
+
+    Without NVML alone a job may find its GPUs: a container can be given CUDA's library only.
+    """
+    shown = node.files.matching(r"dev/(?:nvidia.*|dxg)")  # dxg: Linux within Windows
+    is_read = "proc/meminfo" in node.files
+    return is_read and loaded_version(node) is None and not is_bound(node) and not any(shown)
+
+
+def count_on_bus(node: Node) -> int:
+    """How many GPUs of NVIDIA PCI has."""
+    vendors = node.files.matching(r"sys/bus/pci/devices/[^/]+/vendor")
+    of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
+    classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
+    return sum(each.startswith(("0x0300", "0x0302")) for each in classes)
+
+
+def may_be_of_others(node: Node, place: str) -> bool:
+    """Whether a GPU that this job has not been given may be the one at ``place``."""
+    everything = max(count_on_bus(node), len(node.files.names("proc/driver/nvidia/gpus")))
+    has_some = 0 < (node.driver.count or 0) < everything and not any(g.lost for g in node.gpus)
+    may_have = is_given_some(node) or in_container(node.files)
+    return place.startswith(_PCI_PLACE) and has_some and may_have
+
+
+def is_given_some(node: Node) -> bool:
+    """Whether this runs in a scheduler's job, which may see some of the GPUs only.
+
+    Such as by ConstrainDevices in Slurm's cgroup.conf; the driver's list has all of them
+    nevertheless.
+    """
+    own = node.files.text("proc/self/cgroup") or ""
+    return any(word in own for word in _SCHEDULERS) or any(name in node.environ for name in _JOBS)
+
+
+def may_lack_switches(node: Node) -> bool:
+    """Whether GPUs of a board may have been handed out without their switches."""
+    return is_virtual(node.files) or in_container(node.files)
