@@ -37,6 +37,33 @@ def test_lines_are_found_however_the_stream_is_cut(cut: int) -> None:
     assert_found(scan(data, cut), 21)
 
 
+NOT_MADE = (
+    b"DistBackendError: NCCL error in: /src/c10d/NCCLUtils.cpp:77, internal error - please report"
+    b" this issue to the NCCL developers, NCCL version 2.32.3\nncclInternalError: Internal check"
+    b" failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize(
+    ("message", "policy"),
+    [
+        (b"the widget table has no room for rank 9", "fix-config"),
+        (b"[Proxy Service] the widget table has no room", "fix-config"),
+        (b"", "retry-once-lazy"),
+        (b"Exception raised from create at /src/c10d/NCCLUtils.cpp:77", "retry-once-lazy"),
+        (b"[rank0]:[W102 10:00:00.1 x.cpp:7] Warning: not destroyed", "retry-once-lazy"),
+    ],
+)
+def test_a_reason_of_nccl_s_that_nothing_knows_is_no_reason_to_try_again(
+    cut: int, message: bytes, policy: str
+) -> None:
+    report = scan(NOT_MADE + message + b"\nTraceback (most recent call last):\n", cut)
+    assert (report.verdict.class_, report.verdict.retry_policy) == ("bootstrap", policy)
+    if policy == "fix-config":
+        assert (report.evidence[0].line, report.evidence[0].text) == (4, message.decode())
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_line_ends(end: bytes) -> None:
     data = b"a" + (end or b"\n") + b"b" + (end or b"\n") + CAUSE + end

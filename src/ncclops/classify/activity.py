@@ -87,6 +87,8 @@ _INIT_BEGUN = re.compile(
     # The coordination service of JAX and TensorFlow has its tasks.
     rb"|has connected to coordination service|[Cc]oordination agent has successfully connected"
     rb"|Connected to distributed JAX controller"
+    # Trainers that say so before their first step.
+    rb"|[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")
