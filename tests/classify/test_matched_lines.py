@@ -64,6 +64,23 @@ def test_a_reason_of_nccl_s_that_nothing_knows_is_no_reason_to_try_again(
         assert (report.evidence[0].line, report.evidence[0].text) == (4, message.decode())
 
 
+@pytest.mark.parametrize(
+    ("message", "policy"),
+    [
+        (b"the widget table has no room", "fix-config"),
+        (b"widget: the peer left", "retry-once-lazy"),
+    ],
+)
+def test_of_a_remote_error_only_a_lost_connection_is_tried_again(
+    message: bytes, policy: str
+) -> None:
+    remote = NOT_MADE.replace(b"internal error", b"remote process exited").replace(
+        b"ncclInternalError: Internal check", b"ncclRemoteError: A call"
+    )
+    verdict = scan(remote + message + b"\n").verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", policy)
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_line_ends(end: bytes) -> None:
     data = b"a" + (end or b"\n") + b"b" + (end or b"\n") + CAUSE + end
