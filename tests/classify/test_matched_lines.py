@@ -64,6 +64,11 @@ def test_a_reason_of_nccl_s_that_nothing_knows_is_no_reason_to_try_again(
         assert (report.evidence[0].line, report.evidence[0].text) == (4, message.decode())
 
 
+def test_the_class_of_a_reason_is_that_of_the_plugin_that_wrote_it() -> None:
+    verdict = scan(NOT_MADE + b"NET/OFI widget 9 of the table is a duplicate\n").verdict
+    assert (verdict.class_, verdict.retry_policy) == ("network-transport", "fix-config")
+
+
 @pytest.mark.parametrize(
     ("message", "policy"),
     [
