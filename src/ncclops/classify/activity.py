@@ -81,6 +81,8 @@ _INIT_BEGUN = re.compile(
     rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
     # Servers that load their model: vLLM, SGLang, TensorRT-LLM.
     rb"|\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]|Load weight end\."
+    rb"|Starting to load model \S|in world size \d{1,6} is assigned as|Initializing a V1 LLM engine"
+    rb"|(?:GPU KV cache size|Available KV cache memory): \d|Load weight begin"
     rb"|KV Cache is allocated\. #tokens|Load engine takes: \d|\[TensorRT-LLM\]\[INFO\] MPI size: \d"
     # The head of nccl-tests and rccl-tests, before their first row.
     rb"|# (?:Collective test starting|nThread \d+ nGpus \d+ minBytes)"
