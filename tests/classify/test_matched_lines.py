@@ -37,6 +37,55 @@ def test_lines_are_found_however_the_stream_is_cut(cut: int) -> None:
     assert_found(scan(data, cut), 21)
 
 
+NOT_MADE = (
+    b"DistBackendError: NCCL error in: /src/c10d/NCCLUtils.cpp:77, internal error - please report"
+    b" this issue to the NCCL developers, NCCL version 2.32.3\nncclInternalError: Internal check"
+    b" failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize(
+    ("message", "policy"),
+    [
+        (b"the widget table has no room for rank 9", "fix-config"),
+        (b"[Proxy Service] the widget table has no room", "fix-config"),
+        (b"", "retry-once-lazy"),
+        (b"Exception raised from create at /src/c10d/NCCLUtils.cpp:77", "retry-once-lazy"),
+        (b"[rank0]:[W102 10:00:00.1 x.cpp:7] Warning: not destroyed", "retry-once-lazy"),
+    ],
+)
+def test_a_reason_of_nccl_s_that_nothing_knows_is_no_reason_to_try_again(
+    cut: int, message: bytes, policy: str
+) -> None:
+    report = scan(NOT_MADE + message + b"\nTraceback (most recent call last):\n", cut)
+    assert (report.verdict.class_, report.verdict.retry_policy) == ("bootstrap", policy)
+    if policy == "fix-config":
+        assert (report.evidence[0].line, report.evidence[0].text) == (4, message.decode())
+
+
+def test_the_class_of_a_reason_is_that_of_the_plugin_that_wrote_it() -> None:
+    verdict = scan(NOT_MADE + b"NET/OFI widget 9 of the table is a duplicate\n").verdict
+    assert (verdict.class_, verdict.retry_policy) == ("network-transport", "fix-config")
+
+
+@pytest.mark.parametrize(
+    ("message", "policy"),
+    [
+        (b"the widget table has no room", "fix-config"),
+        (b"widget: the peer left", "retry-once-lazy"),
+    ],
+)
+def test_of_a_remote_error_only_a_lost_connection_is_tried_again(
+    message: bytes, policy: str
+) -> None:
+    remote = NOT_MADE.replace(b"internal error", b"remote process exited").replace(
+        b"ncclInternalError: Internal check", b"ncclRemoteError: A call"
+    )
+    verdict = scan(remote + message + b"\n").verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", policy)
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_line_ends(end: bytes) -> None:
     data = b"a" + (end or b"\n") + b"b" + (end or b"\n") + CAUSE + end

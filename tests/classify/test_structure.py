@@ -191,9 +191,19 @@ def test_ranks_that_wait_in_the_store_while_one_prepares_the_data(before: str, c
         assert classify(f"{before}{between}{WAITED}\n").verdict.class_ == class_
 
 
-def test_an_agent_that_came_to_a_rendezvous_shows_life() -> None:
-    verdict = classify("[INFO] [default] Rendezvous complete for workers. Result:\n").verdict
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[INFO] [default] Rendezvous complete for workers. Result:",
+        "trainer - INFO - Training starts at step 7.",
+        "(Worker_TP3 pid=7) INFO 01-02 10:00:00 [runner.py:7] Starting to load model m/m-8b...",
+        "INFO 01-02 10:00:00 [state.py:7] rank 3 in world size 8 is assigned as DP rank 0",
+    ],
+)
+def test_a_start_shows_life_and_an_exception_that_nothing_knows_takes_it_away(line: str) -> None:
+    verdict = classify(line + "\n").verdict
     assert (verdict.class_, verdict.confidence) == ("no-failure-seen", 0.6)
+    assert classify(f"{line}\nwidget.WidgetError: no NCCL\n").verdict.shows_failure
 
 
 def test_a_bar_without_an_end_is_a_step_where_it_shows_a_loss() -> None:

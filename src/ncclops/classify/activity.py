@@ -81,12 +81,16 @@ _INIT_BEGUN = re.compile(
     rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
     # Servers that load their model: vLLM, SGLang, TensorRT-LLM.
     rb"|\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]|Load weight end\."
+    rb"|Starting to load model \S|in world size \d{1,6} is assigned as|Initializing a V1 LLM engine"
+    rb"|(?:GPU KV cache size|Available KV cache memory): \d|Load weight begin"
     rb"|KV Cache is allocated\. #tokens|Load engine takes: \d|\[TensorRT-LLM\]\[INFO\] MPI size: \d"
     # The head of nccl-tests and rccl-tests, before their first row.
     rb"|# (?:Collective test starting|nThread \d+ nGpus \d+ minBytes)"
     # The coordination service of JAX and TensorFlow has its tasks.
     rb"|has connected to coordination service|[Cc]oordination agent has successfully connected"
     rb"|Connected to distributed JAX controller"
+    # Trainers that say so before their first step.
+    rb"|[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")

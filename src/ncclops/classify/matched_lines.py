@@ -35,7 +35,10 @@ _PREFIX = re.compile(
 )
 _HARMLESS_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 # NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
-_LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
+LAST_ERROR = "Last error:"
+_BELOW = rb"(?:[ \t]*|\\n\"[^\n]*)\r?\n"
+_LAST_ERROR = re.compile(LAST_ERROR.encode() + _BELOW + rb"$")
+_NEXT_LINE = re.compile(_BELOW + rb"(?=[^\r\n])")
 LAST_ERROR_REACH = 160
 # What collectors of logs write of a line: a JSON object, or with the entities of a web page.
 # (Most logs have neither: such patterns are compiled when one is met.)
@@ -89,6 +92,24 @@ def writer(found: re.Match[str]) -> int | None:
     """The rank in the group ``writer``: a line without a prefix may still say who wrote it."""
     value = found.groupdict().get("writer")
     return int(value) if value and len(value) < _RANK_DIGITS else None
+
+
+def with_last_errors(
+    block: bytes, before: bytes, found: Iterable[tuple[int, int]], literal: int | None
+) -> Iterator[tuple[int, int]]:
+    """``found``, and the line below each ``Last error:``, the ``literal``, whatever it says.
+
+    ``before`` is what ends where the block begins.
+    """
+    if literal is None:
+        yield from found
+        return
+    if _LAST_ERROR.search(before[-LAST_ERROR_REACH:]) and block[:1] not in (b"", b"\r", b"\n"):
+        yield 1, literal
+    for end, number in found:
+        yield end, number
+        if number == literal and (below := _NEXT_LINE.match(block, end)) is not None:
+            yield below.end() + 1, literal
 
 
 def by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:

@@ -20,6 +20,7 @@ from ncclops.classify.candidates import likeliest
 from ncclops.classify.loader import SignatureSet, standing_signatures
 from ncclops.classify.matched_lines import (
     EVIDENCE_CHARS,
+    LAST_ERROR,
     LAST_ERROR_REACH,
     Line,
     Match,
@@ -28,6 +29,7 @@ from ncclops.classify.matched_lines import (
     excerpt,
     readings,
     strongest_on_line,
+    with_last_errors,
     writer,
     writers,
 )
@@ -121,6 +123,8 @@ class Scanner:
         self._bytes = 0
         self._is_empty = True
         self._began = time.monotonic()
+        literals = self._signatures.literals
+        self._last_error = literals.index(LAST_ERROR) if LAST_ERROR in literals else None
 
     def feed(self, rank: int | None, stream: str, data: bytes | str) -> None:
         """Read what ``rank`` has just written to ``stream``; ``data`` may end within a line.
@@ -230,7 +234,8 @@ class Scanner:
             marks = read_marks(block, found[-1][0] if found else -1, source.bars)
             source.unmarked = 0
         line, counted = first_line, 0
-        for start, stop, literals in by_line(block, self._unsaturated(source, found)):
+        asked = with_last_errors(block, source.tail, found, self._last_error)
+        for start, stop, literals in by_line(block, self._unsaturated(source, asked)):
             line += block.count(b"\n", counted, start)
             counted = max(counted, start)
             self._read_line(source, block, (start, stop), line, literals, marks)
@@ -239,7 +244,7 @@ class Scanner:
         source.tail_line = source.cutter.line - source.tail.count(b"\n")
 
     def _unsaturated(
-        self, source: _Source, found: list[tuple[int, int]]
+        self, source: _Source, found: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[int, int]]:
         counts = source.literal_counts
         for end, literal in found:
