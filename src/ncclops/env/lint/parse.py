@@ -250,6 +250,7 @@ def _sections(text: str) -> Iterator[tuple[str, int]]:
 
 # A variable that is given its own value: with a default, or handed on to a program.
 _HANDED_ON = re.compile(rf"\b({NAME})=[\"']?\$(?:\{{\1:?[-=]|\{{\1\}}|\1\b)")
+_COMMENT_LINE = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 # What only prints, and into no file and no other program.
 _PRINTS = re.compile(r"\b(?:echo|printf|print)\b[^\n;|&>)`]{0,500}+(?=[\n;]|&&|>\s?&|\Z)")
 _MADE_USE_OF = re.compile(
@@ -260,7 +261,7 @@ _MADE_USE_OF = re.compile(
 
 def _expanded(text: str) -> tuple[set[str], set[str]]:
     """The names that ``text`` itself makes use of, and those that it only prints."""
-    text = _HANDED_ON.sub("", text)
+    text = _HANDED_ON.sub("", _COMMENT_LINE.sub("", text))
     used, mentioned = (
         {next(filter(None, found)) for found in _MADE_USE_OF.findall(part)}
         for part in (_PRINTS.sub("", text), text)
