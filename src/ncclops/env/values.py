@@ -80,7 +80,8 @@ def _not_among(variable: Variable, value: str) -> str | None:
 
 
 def _list_problem(variable: Variable, value: str) -> str | None:
-    known = {word.upper() for word in variable.check["list_of"]}
+    words_of_forks = variable.check.get("of_forks", [])
+    known = {word.upper() for word in [*variable.check["list_of"], *words_of_forks]}
     functions = value.split(";")
     for function in functions:
         words = function.rpartition(":")[2].removeprefix("^")

@@ -184,3 +184,16 @@ def test_a_number_in_os_environ_raises_in_python() -> None:
     rules = {f.rule: f.level for f in findings("t.py", "os.environ['NCCL_IB_TIMEOUT'] = 20")}
     assert rules["no-text"] == "error"
     assert "no-text" not in {f.rule for f in findings("t.py", "os.environ['MINE'] = 20")}
+
+
+def test_what_a_function_sets_before_it_returns_is_an_environment() -> None:
+    text = (
+        "def setup():\n    os.environ['NCCL_NET'] = 'IB'\n    os.environ['NCCL_IB_DISABLE'] = '1'\n"
+    )
+    for end in ("", "    return 1\n"):
+        assert "net-ib-disabled" in {f.rule for f in findings("t.py", text + end)}
+
+
+def test_one_word_in_two_cases_is_given_once() -> None:
+    text = "export NCCL_DEBUG=INFO\nexport NCCL_DEBUG=info\npython t.py\n"
+    assert "set-twice" not in {f.rule for f in findings("j.sh", text)}

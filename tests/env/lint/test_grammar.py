@@ -55,6 +55,7 @@ DOUBTFUL = {
     "UCX_TLS": ["rdma", "tcp,ib0"],
 }
 RIGHT = {
+    "NCCL_ALGO": ["MSCCL,Tree,Ring", "allreduce:tree,ring", "^NVLS"],
     "NCCL_SOCKET_IFNAME": ["eth0", "^docker0,lo", "=eth0,eth1", "^=eth0", "eth0:1", "en"],
     "NCCL_IB_HCA": ["mlx5", "=mlx5_0:1,mlx5_1:1", "^=mlx5_3", "rocep1s0f0", "mlx5_0:1:0:1"],
     "NCCL_IB_PKEY": ["0", "1"],

@@ -57,8 +57,9 @@ _WORDS = frozenset({"choices", "list_of", "words"})
 # Drivers by which RDMA adapters are named, and names that are none but nearly one of them.
 _ADAPTERS = ("mlx5", "mlx4", "bnxt", "ionic")
 _ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES"})
-# Names of Ethernet and Cray interfaces, which UCX takes and which are no names of RDMA adapters.
-_INTERFACE = re.compile(r"(?:eth|bond|hsn|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
+# Names of Ethernet and Cray interfaces and of Slingshot's adapters, which UCX and libfabric take:
+# they are no names of RDMA adapters.
+_INTERFACE = re.compile(r"(?:eth|bond|hsn|cxi|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -256,7 +257,7 @@ def _adapters(setting: Setting, value: str) -> Iterator[LintFinding]:
                 "unlikely-adapter",
                 "warning",
                 (setting.name,),
-                f"{setting.name}: {entry.strip()} is the name of a network interface and not of an"
+                f"{setting.name}: {entry.strip()} is the name of an interface and not of an"
                 " RDMA adapter, and what matches none is left out without a word",
                 "name adapters as ibv_devices does; NCCL_SOCKET_IFNAME takes interfaces, and"
                 " NCCL_IB_DISABLE=1 says that none is meant",

@@ -101,6 +101,8 @@ class _Reader:
             with choices.branch():
                 inner.body(node.body)
         elif isinstance(node, ast.Return | ast.Raise):
+            if isinstance(node, ast.Return):
+                self.scope.close_part()  # whoever called goes on with what is set
             self.scope.end()
         elif isinstance(node, ast.Assign):
             for target in node.targets:
