@@ -110,7 +110,7 @@ def test_a_number_of_thousands_of_digits_is_no_value(tmp_path: Path) -> None:
 def test_a_python_file_shows_what_it_uses(tmp_path: Path) -> None:
     path = tmp_path / "t.py"
     path.write_text("os.environ['NCCL_MIN_NCHANNELS'] = '112'\n")
-    for line, rules in (("", {"min-above-max-channels"}), ("import rocm_kernels\n", set())):
+    for line, told in (("", True), ("import rocm_kernels\n", False)):
         path.write_text(path.read_text() + line)
         settings, where = of_file(str(path), None, Circumstances())
-        assert {f.rule for f in lint(settings, where)} == rules
+        assert ("min-above-max-channels" in {f.rule for f in lint(settings, where)}) is told
