@@ -48,10 +48,12 @@ _ENV_PROPERTY = re.compile(rf"[\w.]*[Ee]nv(?:ironment)?\.({NAME})")
 _HIDDEN_FILE = re.compile(r"\.(?:env[\w.]*|\w*env|\w+rc|nccl\.conf)")
 # Literals that a template takes where nothing else is given.
 _FALLBACK = re.compile(
-    r"""\{\{[^{}\n]*?\bdefault[( ]\s*(?:"([^"{}\n]*)"|'([^'{}\n]*)'|(-?\d+))[^{}\n]*\}\}"""
+    r"""\{\{[^{}\n]{0,200}?\bdefault[( ]\s*"""
+    r"""(?:"([^"{}\n]*)"|'([^'{}\n]*)'|(-?\d+))[^{}\n]{0,200}\}\}"""
 )
 _SHELL_FALLBACK = re.compile(rf"\$\{{{NAME}:?-([^{{}}$`]*)\}}")
-_JSON_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+# A string that does not end goes up to the end of its line, and is not searched again.
+_JSON_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*')
 # What is under these keys is for the build, or for people.
 _OTHER_KEYS = frozenset({"args", "build_args", "buildargs", "labels", "annotations", "inputs"})
 _PROSE_KEYS = frozenset({"description", "comment", "doc", "help", "message", "title", "summary"})
@@ -69,9 +71,9 @@ def problem_of_yaml(text: str) -> str | None:
 
 def _without_json_comments(text: str) -> str:
     """JSON as editors take it, without its comments; other text as it is."""
-    if not text.lstrip().startswith(("{", "[", "//", "/*")) or not _JSON_COMMENT.search(text):
+    if not text.lstrip().startswith(("{", "[", "//")) or not _JSON_COMMENT.search(text):
         return text
-    return _JSON_COMMENT.sub(lambda match: match[1] or "\n" * match[0].count("\n"), text)
+    return _JSON_COMMENT.sub(lambda match: match[1] or "", text)
 
 
 def _problem(text: str) -> str | None:
