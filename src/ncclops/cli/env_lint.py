@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 NodeCount = Literal["one", "many"]
 _NODES = ("one", "many")
-_FORMATS = ("shell", "dotenv", "conf", "yaml", "dockerfile", "python", "apptainer")
+_FORMATS = (
+    *("shell", "dotenv", "conf", "yaml", "dockerfile", "python", "apptainer"),
+    *("csh", "fish", "powershell", "batch", "make", "config"),
+)
 _FEATURES = ("fsdp2", "tensor-parallel", "ucc", "torchrun", "ras-polling")
 
 

@@ -38,19 +38,30 @@ def problem_with(variable: Variable, value: str) -> str | None:
     check = variable.check
     if not value.strip():
         return None  # set and empty: NCCL and torch take it as not set, or as a word of their own
+    for pattern, why in check.get("never", {}).items():
+        if re.search(pattern, value):
+            return f"{value!r}: {why}"
+    for pattern, why in check.get("must", {}).items():
+        if not re.search(pattern, value):
+            return f"{value!r}: {why}"
     if "choices" in check:
         return _not_among(variable, value)
     if "list_of" in check:
         return _list_problem(variable, value)
-    for pattern, why in check.get("never", {}).items():
-        if re.search(pattern, value):
-            return f"{value!r}: {why}"
     if "keys" in check:
         return _key_problem(variable, value)
     if "words" in check and value.lower() not in _WORDS:
         return f"{value!r} is not a yes or no: torch raises an error; write 1 or 0"
     if "min" in check or "integer" in check:
         return _number_problem(variable, value)
+    return None
+
+
+def doubt_about(variable: Variable, value: str) -> str | None:
+    """Why ``value`` is hardly meant, although its reader takes it; None where nothing says so."""
+    for pattern, why in variable.check.get("doubt", {}).items():
+        if re.search(pattern, value.strip()):
+            return f"{value!r}: {why}"
     return None
 
 
@@ -69,7 +80,8 @@ def _not_among(variable: Variable, value: str) -> str | None:
 
 
 def _list_problem(variable: Variable, value: str) -> str | None:
-    known = {word.upper() for word in variable.check["list_of"]}
+    words_of_forks = variable.check.get("of_forks", [])
+    known = {word.upper() for word in [*variable.check["list_of"], *words_of_forks]}
     functions = value.split(";")
     for function in functions:
         words = function.rpartition(":")[2].removeprefix("^")
@@ -110,4 +122,9 @@ def _number_problem(variable: Variable, value: str) -> str | None:
         return f"{value} is below {low}, the least that is taken"
     if high is not None and number > high:
         return f"{value} is above {high}, the most that is taken"
+    step = variable.check.get("multiple_of", 1)
+    if number % step:
+        return f"{value} is no multiple of {step}: NCCL ignores it and uses its default"
+    if variable.check.get("power_of_two") and int(number) & (int(number) - 1):
+        return f"{value} is no power of two: NCCL ignores it and uses its default"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.env.lint import Circumstances
+from ncclops.env.lint import Circumstances, lint
 from ncclops.env.lint.inputs import of_file, open_file
 from ncclops.errors import UsageError
 
@@ -105,3 +105,12 @@ def test_what_aliases_repeat_has_an_end(tmp_path: Path, content: str) -> None:
 def test_a_number_of_thousands_of_digits_is_no_value(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(f'os.environ["NCCL_NTHREADS"] = str(0x{"f" * 5000})\n')
     assert linted(tmp_path / "job.py") == {"NCCL_NTHREADS": None}
+
+
+def test_a_python_file_shows_what_it_uses(tmp_path: Path) -> None:
+    path = tmp_path / "t.py"
+    path.write_text("os.environ['NCCL_MIN_NCHANNELS'] = '112'\n")
+    for line, told in (("", True), ("import rocm_kernels\n", False)):
+        path.write_text(path.read_text() + line)
+        settings, where = of_file(str(path), None, Circumstances())
+        assert ("min-above-max-channels" in {f.rule for f in lint(settings, where)}) is told

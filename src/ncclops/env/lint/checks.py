@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from ncclops.env.catalogue import (
     LIBNCCL,
@@ -16,7 +17,7 @@ from ncclops.env.catalogue import (
     nearest_names,
 )
 from ncclops.env.lint.model import Circumstances, Host, LintedSettings, LintFinding, Setting, engine
-from ncclops.env.values import problem_with
+from ncclops.env.values import doubt_about, problem_with
 
 # The ids of the findings below, for suppressions.
 CHECK_IDS = (
@@ -31,6 +32,7 @@ CHECK_IDS = (
     "single-node-poison",
     "unknown-name",
     "unlikely-adapter",
+    "unlikely-value",
     "unread",
     "unread-by-second-engine",
     "unread-here",
@@ -44,13 +46,20 @@ _OF_SCRIPTS = ("build", "nccl-tests")
 _PLACES = re.compile(r".*_(?:HOME|ROOT|DIR|PREFIX|INCLUDE|LIB|REPO|BRANCH|COMMIT|TAG|URL|IMAGE)")
 _PATH = re.compile(r"(?:~|\.{1,2})?/")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+# Not NCCL's or torch.distributed's, and of no use to a shell script itself.
+_FOR_PROGRAMS = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"}
+)
+# How long a name has to be to tell a slip where its prefix is anybody's.
+_LONG_NAME = 14
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
 # Drivers by which RDMA adapters are named, and names that are none but nearly one of them.
 _ADAPTERS = ("mlx5", "mlx4", "bnxt", "ionic")
 _ADAPTER_LISTS = frozenset({"NCCL_IB_HCA", "UCX_NET_DEVICES"})
-# Names of Ethernet and Cray interfaces, which UCX takes and which are no names of RDMA adapters.
-_INTERFACE = re.compile(r"(?:eth|bond|hsn|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
+# Names of Ethernet and Cray interfaces and of Slingshot's adapters, which UCX and libfabric take:
+# they are no names of RDMA adapters.
+_INTERFACE = re.compile(r"(?:eth|bond|hsn|cxi|ipogif|eno|ens)\d|enp\d+s\d|docker\d")
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -122,9 +131,29 @@ def _misspelt_prefix(name: str) -> tuple[str, ...]:
             return (meant,) if meant in catalogue() else ()
     if name.startswith("FI_"):
         return _one_letter_off(name)
+    if not is_covered(name) and (slip := _slip_of_another(name)):
+        return (slip,)
     upper = name.upper()
     variable = catalogue().get(upper) if name.islower() and is_covered(upper) else None
     return (upper,) if variable and variable.component not in _OF_SCRIPTS else ()
+
+
+@cache
+def _slip_of_another(name: str) -> str | None:
+    """The long name, of CUDA, OpenMP or the loader, that ``name`` differs from in one letter."""
+    if len(name) < _LONG_NAME or name in catalogue():
+        return None
+    return next(
+        (
+            other
+            for other, variable in catalogue().items()
+            if len(other) >= _LONG_NAME
+            and not is_covered(other)
+            and variable.component not in (*_OF_SCRIPTS, "libfabric")
+            and _is_one_off(name, other)
+        ),
+        None,
+    )
 
 
 def _one_letter_off(name: str) -> tuple[str, ...]:
@@ -152,8 +181,8 @@ def _is_slip_of(name: str, meant: str) -> bool:
 
 def _not_exported(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
     known_outside = variable.component in _OF_SCRIPTS
-    of_its_own = setting.expanded or setting.printed
-    if is_covered(setting.name) and not known_outside and not of_its_own:
+    is_meant = is_covered(setting.name) or setting.name in _FOR_PROGRAMS
+    if is_meant and not known_outside and not setting.expanded:
         yield LintFinding(
             "not-exported",
             "note",
@@ -187,6 +216,17 @@ def _value(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
             setting.line,
             _right_value(variable, value),
         )
+        return
+    if doubt := doubt_about(variable, value):
+        yield LintFinding(
+            "unlikely-value",
+            "warning",
+            (setting.name,),
+            f"{setting.name}: {doubt}",
+            "",
+            variable.source,
+            setting.line,
+        )
     elif setting.name in _ADAPTER_LISTS:
         yield from _adapters(setting, value)
         if setting.name == "NCCL_IB_HCA":
@@ -217,7 +257,7 @@ def _adapters(setting: Setting, value: str) -> Iterator[LintFinding]:
                 "unlikely-adapter",
                 "warning",
                 (setting.name,),
-                f"{setting.name}: {entry.strip()} is the name of a network interface and not of an"
+                f"{setting.name}: {entry.strip()} is the name of an interface and not of an"
                 " RDMA adapter, and what matches none is left out without a word",
                 "name adapters as ibv_devices does; NCCL_SOCKET_IFNAME takes interfaces, and"
                 " NCCL_IB_DISABLE=1 says that none is meant",

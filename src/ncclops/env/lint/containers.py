@@ -17,7 +17,7 @@ from ncclops.env.catalogue import catalogue
 from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest, watched
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.passing import OPEN_MPI, is_of_ranks, names_passed, passed
+from ncclops.env.lint.passing import OPEN_MPI, is_of_ranks, listed, names_passed, passed
 from ncclops.env.lint.shell import read_shell
 from ncclops.env.lint.words import NAME, Word, is_open, without_comment
 
@@ -38,10 +38,22 @@ _TOO_DEEP = f"it is nested more than {_MOST_LEVELS} levels deep"
 # thousands of times. A node is read so often in any case, and beyond that so many characters are in
 # all; a part of a mapping or of a sequence counts for so many.
 _FREE_READS, _MOST_REPEATED, _PART = 8, 1_000_000, 10
-_ENV_KEYS = frozenset(
-    {"env", "envs", "environment", "env_vars", "envvars", "environment_variables", "extraenv"}
-    | {"extra_env", "extraenvvars", "environmentvariables", "env_variables", "variables"}
+_ENV_KEY = re.compile(
+    r"(?:\w+_)?(?:env|envs|environ|environment|env_?vars|env_?variables|environment_?variables)"
+    r"|env_set|extra_?env(?:_?vars)?|variables"
 )
+# Keys of properties that hold a variable for the processes of a job: spark.executorEnv.NAME.
+_ENV_PROPERTY = re.compile(rf"[\w.]*[Ee]nv(?:ironment)?\.({NAME})")
+# Files whose names begin with a point.
+_HIDDEN_FILE = re.compile(r"\.(?:env[\w.]*|\w*env|\w+rc|nccl\.conf)")
+# Literals that a template takes where nothing else is given.
+_FALLBACK = re.compile(
+    r"""\{\{[^{}\n]{0,200}?\bdefault[( ]\s*"""
+    r"""(?:"([^"{}\n]*)"|'([^'{}\n]*)'|(-?\d+))[^{}\n]{0,200}\}\}"""
+)
+_SHELL_FALLBACK = re.compile(rf"\$\{{{NAME}:?-([^{{}}$`]*)\}}")
+# A string that does not end goes up to the end of its line, and is not searched again.
+_JSON_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*+"?)|//[^\n]*')
 # What is under these keys is for the build, or for people.
 _OTHER_KEYS = frozenset({"args", "build_args", "buildargs", "labels", "annotations", "inputs"})
 _PROSE_KEYS = frozenset({"description", "comment", "doc", "help", "message", "title", "summary"})
@@ -54,7 +66,14 @@ def problem_of_yaml(text: str) -> str | None:
     """Why ``text`` is no YAML, in words; None if it is, or may be once a template is filled in."""
     if _TEMPLATE.search(text):
         return None
-    return _problem(text)
+    return _problem(_without_json_comments(text))
+
+
+def _without_json_comments(text: str) -> str:
+    """JSON as editors take it, without its comments; other text as it is."""
+    if not text.lstrip().startswith(("{", "[", "//")) or not _JSON_COMMENT.search(text):
+        return text
+    return _JSON_COMMENT.sub(lambda match: match[1] or "", text)
 
 
 def _problem(text: str) -> str | None:
@@ -87,7 +106,9 @@ def read_yaml(text: str, found: Found, line: int = 1) -> None:
     """
     import yaml
 
+    text = _without_json_comments(text)
     if _TEMPLATE.search(text):
+        text = _FALLBACK.sub(lambda match: match[1] or match[2] or match[3] or "", text)
         text = _TEMPLATE_PIECE.sub(_FILLED, _TEMPLATE_LINE.sub("", text))
     documents: list[Any] = []
     if _problem(text) is None:
@@ -97,7 +118,7 @@ def read_yaml(text: str, found: Found, line: int = 1) -> None:
     if documents:
         reader = _Reader(found, line - 1)
         for document in documents:
-            reader.node(document)
+            reader.document(document)
         return
     settings = list(_by_line(text, line))
     for setting in settings:
@@ -144,6 +165,14 @@ class _Reader:
         self._reads: Counter[int] = Counter()
         self._left = _MOST_REPEATED
 
+    def document(self, node: Any) -> None:
+        """A whole document, which may be nothing but an environment."""
+        given = self._environment("", node) if node is not None else None
+        if given:
+            self._note(given)
+            self._together(given)
+        self.node(node)
+
     def node(self, node: Any) -> None:
         """A node and all below it; what an alias repeats is read once."""
         if node is None or id(node) in self.seen:
@@ -169,7 +198,10 @@ class _Reader:
                 environment.extend(given)
         if environment:
             self._note(environment)
-        path = next((v.value for k, v in rest if k == "path" and v.id == "scalar"), "")
+        path = next(
+            (v.value for k, v in rest if k in ("path", "dest") and v.id == "scalar"),
+            "",
+        )
         begin = _begin(environment)
         before = len(self.found.environments)
         for name, value in rest:
@@ -267,7 +299,7 @@ class _Reader:
 
     def _environment(self, key: str, node: Any) -> list[Setting] | None:
         """The settings under ``key``; None where it holds something else."""
-        is_env = key.replace("-", "_").lower() in _ENV_KEYS
+        is_env = _ENV_KEY.fullmatch(key.replace("-", "_").lower()) is not None
         if id(node) in self.seen and not is_env:
             return None
         if node.id == "sequence" and self._may_read(node):
@@ -279,6 +311,11 @@ class _Reader:
                 return settings
         elif node.id == "mapping" and key.lower() not in _OTHER_KEYS:
             settings = list(self._flat(node))
+            if is_env:
+                lists = [value for _, value in self._pairs(node) if value.id == "sequence"]
+                settings += [
+                    s for value in lists for item in value.value for s in self._entry(item)
+                ]
             if is_env and settings:
                 self.seen.add(id(node))
                 return settings
@@ -287,6 +324,15 @@ class _Reader:
                 mine = [s for s in settings if is_setting_of_interest(s.name)]
                 self._note(mine)
                 self._together(mine)
+        elif node.id == "scalar" and is_env and "=" in node.value and self._may_read(node):
+            first = self._line(node) + (node.style == "|")
+            parts = [
+                replace(setting, value=_known(setting.value))
+                for number, row in enumerate(node.value.splitlines(), start=first)
+                for text in row.split()
+                for setting in listed(text, Word(text, True, True, number, text))
+            ]
+            return parts or None
         return None
 
     def _entry(self, node: Any) -> Iterator[Setting]:
@@ -296,14 +342,14 @@ class _Reader:
                 return
             match = re.fullmatch(rf"({NAME})=(.*)", node.value, re.DOTALL)
             if match:
-                value = match[2]
-                known = None if _is_open(value) else value
-                yield Setting(match[1], known, self._line(node))
+                yield Setting(match[1], _known(match[2]), self._line(node))
             return
         if node.id != "mapping":
             return
         fields = dict(self._pairs(node))
-        name = fields.get("name", fields.get("Name"))
+        name = next((fields[k] for k in ("name", "Name", "key", "Key") if k in fields), None)
+        if name is None and len(fields) == 1:
+            yield from (s for s in self._flat(node) if is_setting_of_interest(s.name))
         if name is None or name.id != "scalar" or not re.fullmatch(NAME, name.value):
             return
         value = fields.get("value", fields.get("Value"))
@@ -318,7 +364,11 @@ class _Reader:
             yield Setting(name.value, None, self._line(name))
 
     def _flat(self, node: Any) -> Iterator[Setting]:
-        for name, value in self._pairs(node):
+        for key, below in self._pairs(node):
+            of_property = _ENV_PROPERTY.fullmatch(key)
+            name, value = of_property[1] if of_property else key, below
+            if value.id == "mapping" and is_setting_of_interest(name):
+                value = dict(self._pairs(value)).get("value", value)
             if value.id == "scalar" and re.fullmatch(NAME, name) and value.tag != _NULL:
                 if not self._may_read(value):
                     return
@@ -350,9 +400,9 @@ class _Reader:
         if not re.search(r"[A-Za-z]=|setenv", text):
             return
         line = self._line(node) + (1 if node.style in ("|", ">") else 0)
-        if key in ("content", "contents") and path:
+        if key in ("content", "contents", "line", "block") and path:
             self.found.embedded(text, path, line)
-        elif "." in key and not key.startswith("."):
+        elif "." in key and (not key.startswith(".") or _HIDDEN_FILE.fullmatch(key)):
             self.found.embedded(text, key, line)
         elif "\n" in text.strip() or " " in text.strip():
             filled = text.replace(_FILLED, "${TEMPLATE}")
@@ -415,7 +465,15 @@ def _is_shared(setting: Setting) -> bool:
 def _value(node: Any) -> str | None:
     if node.tag == _NULL and not node.style:
         return None
-    return None if _is_open(node.value) else str(node.value)
+    return _known(node.value)
+
+
+def _known(value: str | None) -> str | None:
+    """``value`` if it is known, or what it falls back to: ``${NAME:-VALUE}``."""
+    fallback = _SHELL_FALLBACK.fullmatch(value or "")
+    if value is None or fallback:
+        return fallback and _known(fallback[1])
+    return None if _is_open(value) else str(value)
 
 
 def _begin(settings: list[Setting]) -> list[Setting]:

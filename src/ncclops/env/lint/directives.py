@@ -11,7 +11,9 @@ from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import listed
 from ncclops.env.lint.words import words_of
 
-_DIRECTIVE = re.compile(r"^#(SBATCH|PBS|BSUB|\$)[ \t]+(.*)$", re.MULTILINE)
+_DIRECTIVE = re.compile(
+    r"^#[ \t]?(SBATCH|PBS|BSUB|\$|PJM|MSUB|COBALT|[Ff][Ll][Uu][Xx]:)[ \t]+(.*)$", re.MULTILINE
+)
 
 
 def settings_of(text: str, line: int, found: Found) -> list[Setting]:
@@ -44,8 +46,11 @@ def _of_directive(scheduler: str, rest: str, line: int) -> Iterator[Setting]:
         if word.text.startswith("--export="):
             after = "".join(w.text for w in words[position + 1 :] if word.text.endswith(","))
             yield from listed(word.text.partition("=")[2] + after, word)
-        elif word.text in ("--export", "-v", "-env") and position + 1 < len(words):
+        elif word.text.startswith("--env="):
+            yield from listed(word.text.partition("=")[2].replace(":", ","), word)
+        elif word.text in ("--export", "-v", "-env", "-x", "--env") and position + 1 < len(words):
             if scheduler == "SBATCH" and word.text != "--export":
                 continue
             following = words[position + 1]
-            yield from listed(following.text, following)
+            text = following.text
+            yield from listed(text.replace(":", ",") if scheduler == "COBALT" else text, following)

@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 
 from ncclops.env.lint import slips
-from ncclops.env.lint.environments import Found
+from ncclops.env.lint.environments import Found, Scope
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.passing import ASSIGNMENT, value_of
+from ncclops.env.lint.passing import ASSIGNMENT, passed, value_of
 from ncclops.env.lint.shell import read_shell
-from ncclops.env.lint.words import Word, words_of
+from ncclops.env.lint.words import Word, is_open, words_of
 
+_ARGUMENT = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-[^}$]*)?\})")
+_OF_COPY = re.compile(r"(?:--\S+\s+)*<<-?[\"']?\w+[\"']?[ \t]+(\S+)[ \t]*\n")
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 # A list of paths to which its own old value was to be added.
@@ -26,6 +28,7 @@ def read_dockerfile(text: str, found: Found) -> None:
     stages: dict[str, dict[str, Setting]] = {}
     environment: dict[str, Setting] = {}
     commands: list[tuple[str, int]] = []
+    arguments: dict[str, str] = {}
     for line, instruction, rest in _instructions(text):
         if instruction == "FROM":
             _finish(environment, commands, found)
@@ -35,8 +38,12 @@ def read_dockerfile(text: str, found: Found) -> None:
             commands = []
             if len(images) >= 3 and images[1].lower() == "as":
                 stages[images[2].lower()] = environment
+        elif instruction == "ARG":
+            arguments.update((s.name, s.value) for s in _env(rest, line) if s.value is not None)
+        elif instruction == "COPY" and (document := _OF_COPY.match(rest)):
+            found.embedded(rest[document.end() :].rpartition("\n")[0], document[1], line + 1)
         elif instruction == "ENV":
-            for setting in _env(rest, line):
+            for setting in _env(_with_arguments(rest, arguments), line):
                 found.note(setting)
                 environment[setting.name] = setting
             for word in words_of(rest, line):
@@ -49,6 +56,11 @@ def read_dockerfile(text: str, found: Found) -> None:
             else:
                 commands.append((rest, line))
     _finish(environment, commands, found)
+
+
+def _with_arguments(text: str, arguments: dict[str, str]) -> str:
+    """``text`` with what ``ARG`` gives its references, unless the build gives something else."""
+    return _ARGUMENT.sub(lambda match: arguments.get(match[1] or match[2], match[0]), text)
 
 
 def _finish(environment: dict[str, Setting], commands: list[tuple[str, int]], found: Found) -> None:
@@ -67,8 +79,12 @@ def _command(text: str, line: int, begin: list[Setting], found: Found) -> None:
             words = json.loads(text.replace("\\\n", ""))
         except (ValueError, RecursionError):
             return
-        for word in words if isinstance(words, list) else ():
-            if isinstance(word, str) and " " in word:
+        words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+        plain = [Word(word, not is_open(word), True, line, word) for word in words]
+        if given := list(passed(plain, words[0] if words else "")):
+            Scope(found, begin).run(given)
+        for word in words:
+            if " " in word:
                 read_shell(word, found, begin, line)
         return
     text = re.sub(r"^(\s*--\w+=\S+)", lambda match: " " * len(match[1]), text)
@@ -123,4 +139,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
                 yield start + 2, name, "\n".join(body[:-1])
                 continue
             whole = "\n".join([whole, *body])
-        yield start + 1, name, whole[match.end() :]
+        rest = whole[match.end() :]
+        if name == "ONBUILD":
+            name, _, rest = rest.partition(" ")
+        yield start + 1, name.upper(), rest

@@ -129,7 +129,8 @@ class Scope:
         before = self._unseen.pop(key, None)
         if not self.is_certain or setting.value is None:
             return
-        if before is not None and before.value != setting.value and before.line != setting.line:
+        differs = before is not None and (before.value or "").lower() != setting.value.lower()
+        if before is not None and differs and before.line != setting.line:
             self.twice.append((before, setting))
         self._unseen[key] = setting
 

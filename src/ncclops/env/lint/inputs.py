@@ -74,10 +74,9 @@ def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
 def _settings(name: str, text: str, format_: Format, where: Circumstances) -> Linted:
     if format_ == "yaml" and (problem := problem_of_yaml(text)):
         raise UsageError(f"{name}: cannot be read as YAML: {problem}; correct it, or say --format")
-    if format_ in ("shell", "yaml", "dockerfile"):
-        where = replace(
-            where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
-        )
+    if format_ not in ("dotenv", "conf"):
+        nodes = where.nodes if format_ == "python" else where.nodes or node_count(text)
+        where = replace(where, nodes=nodes, uses=where.uses | features(text))
     settings = read(text, format_, Path(name))
     if len({setting.name for setting in settings.all}) > _MOST_NAMES:
         raise UsageError(

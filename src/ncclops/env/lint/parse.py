@@ -16,12 +16,27 @@ from ncclops.env.lint.containers import read_yaml
 from ncclops.env.lint.dockerfile import read_dockerfile
 from ncclops.env.lint.environments import Found
 from ncclops.env.lint.model import LintedSettings, Setting
+from ncclops.env.lint.other_languages import read_csh, read_fish, read_lines, read_make
 from ncclops.env.lint.python_source import read_python
 from ncclops.env.lint.shell import read_shell
 from ncclops.env.lint.words import NAME, is_open, without_comment
 from ncclops.env.origins import parse_conf
 
-Format = Literal["shell", "dotenv", "conf", "yaml", "dockerfile", "python", "apptainer"]
+Format = Literal[
+    "shell",
+    "dotenv",
+    "conf",
+    "yaml",
+    "dockerfile",
+    "python",
+    "apptainer",
+    "csh",
+    "fish",
+    "powershell",
+    "batch",
+    "make",
+    "config",
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _SUFFIXES: dict[str, Format] = {
@@ -33,7 +48,35 @@ _SUFFIXES: dict[str, Format] = {
     ".py": "python",
     ".def": "apptainer",
     ".conf": "conf",
+    ".csh": "csh",
+    ".tcsh": "csh",
+    ".fish": "fish",
+    ".ps1": "powershell",
+    ".psm1": "powershell",
+    ".bat": "batch",
+    ".cmd": "batch",
+    ".mk": "make",
+    ".toml": "config",
+    ".ini": "config",
+    ".cfg": "config",
+    ".tf": "config",
+    ".tfvars": "config",
+    ".hcl": "config",
+    ".nix": "config",
+    ".service": "config",
+    ".lua": "config",
+    ".jsonnet": "config",
 }
+_NAMES: dict[str, Format] = {
+    "makefile": "make",
+    "gnumakefile": "make",
+    "justfile": "make",
+    "jenkinsfile": "config",
+    "singularity": "apptainer",
+    "apptainer": "apptainer",
+}
+# What is a list of variables by its contents, if its name does not say more.
+_ONLY_VARIABLES = re.compile(rf"(?:[ \t]*(?:#.*)?\n|{NAME}=[^\s;&|$`()]*[ \t]*(?:\n|\Z))+")
 # A template is read as what it becomes.
 _OF_TEMPLATES = frozenset(
     {".j2", ".jinja", ".jinja2", ".tpl", ".tmpl", ".template", ".in", ".example", ".sample"}
@@ -41,8 +84,11 @@ _OF_TEMPLATES = frozenset(
 _SHELL_FILES = re.compile(
     r"\.?(?:bash|zsh|k?sh)?(?:rc|_profile|profile|env)|.*\.(?:sh|bash|sbatch)"
 )
-
+# Variables that name a file which a shell reads when it starts.
+_SOURCED_LATER = ("BASH_ENV", "R_ENVIRONMENT")
 _PROGRAM = re.compile(r"#![^\n]*\b(?:ba|z|da|k)?sh\b|#![^\n]*\bpython")
+_INTERPRETERS: dict[str, Format] = {"python": "python", "csh": "csh", "fish": "fish"}
+_INTERPRETER = re.compile(r"python|csh|fish")
 _MANIFEST = re.compile(r"(?:---\s*+)?apiVersion:")
 
 
@@ -55,11 +101,16 @@ def guess_format(path: Path, text: str = "") -> Format:
         return "dotenv"
     if name.name.startswith(("Dockerfile", "Containerfile")):
         return "dockerfile"
+    for known in (name.stem.lower(), name.name.lower()):
+        if known in _NAMES and (known == name.name.lower() or _NAMES[known] != "config"):
+            return _NAMES[known]
+    first = text[:200].partition("\n")[0]
+    if first.startswith("#!") and (program := _INTERPRETER.search(first)):
+        return _INTERPRETERS[program[0]]
     if name.suffix.lower() in _SUFFIXES:
         return _SUFFIXES[name.suffix.lower()]
-    first = text[:200].partition("\n")[0]
-    if first.startswith("#!") and "python" in first:
-        return "python"
+    if name.suffix.lower() in ("", ".list", ".txt") and _ONLY_VARIABLES.fullmatch(text):
+        return "dotenv"
     return "shell"
 
 
@@ -123,6 +174,14 @@ def _read_into(
     elif kind == "apptainer":
         for section, begin in _sections(text):
             read_shell(section, found, line=begin + line - 1)
+    elif kind in ("powershell", "batch", "config"):
+        read_lines(text, kind, found, line)
+    elif kind == "fish":
+        read_fish(text, found, line)
+    elif kind == "csh":
+        read_csh(text, found, line)
+    elif kind == "make":
+        read_make(text, found, line)
     else:
         read_shell(text, found, line=line)
 
@@ -141,7 +200,9 @@ def _embedded_format(name: str) -> Format | None:
     file = name.rstrip("\"'").rpartition("/")[2]
     if file.endswith("nccl.conf"):
         return "conf"
-    if _SHELL_FILES.fullmatch(file):
+    if file in ("environment", ".env", ".deepspeed_env", "$GITHUB_ENV", "${GITHUB_ENV}"):
+        return "dotenv"
+    if _SHELL_FILES.fullmatch(file) or file.rstrip("}").endswith(_SOURCED_LATER):
         return "shell"
     suffix = PurePosixPath(file).suffix.lower()
     if suffix in (".slurm", ".job", ".pbs", ".lsf"):
@@ -189,6 +250,7 @@ def _sections(text: str) -> Iterator[tuple[str, int]]:
 
 # A variable that is given its own value: with a default, or handed on to a program.
 _HANDED_ON = re.compile(rf"\b({NAME})=[\"']?\$(?:\{{\1:?[-=]|\{{\1\}}|\1\b)")
+_COMMENT_LINE = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 # What only prints, and into no file and no other program.
 _PRINTS = re.compile(r"\b(?:echo|printf|print)\b[^\n;|&>)`]{0,500}+(?=[\n;]|&&|>\s?&|\Z)")
 _MADE_USE_OF = re.compile(
@@ -199,7 +261,7 @@ _MADE_USE_OF = re.compile(
 
 def _expanded(text: str) -> tuple[set[str], set[str]]:
     """The names that ``text`` itself makes use of, and those that it only prints."""
-    text = _HANDED_ON.sub("", text)
+    text = _HANDED_ON.sub("", _COMMENT_LINE.sub("", text))
     used, mentioned = (
         {next(filter(None, found)) for found in _MADE_USE_OF.findall(part)}
         for part in (_PRINTS.sub("", text), text)

@@ -168,7 +168,8 @@ def _condition(
     if settings.doubtful(name):
         return False
     if "set" in condition:
-        return (name in settings) is condition["set"]
+        # set and empty is not set for NCCL and torch
+        return (name in settings and settings.value(name) != "") is condition["set"]
     if name not in settings:
         return bool(condition.get("or_unset", False))
     value = settings.value(name)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from ncclops.env.lint import directives, slips
 from ncclops.env.lint.constants import Constants
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.passing import ASSIGNMENT, kept_back, names_passed, passed, value_of
+from ncclops.env.lint.passing import (
+    ASSIGNMENT,
+    OF_OPEN_MPI,
+    PREFIXES,
+    inner_words,
+    kept_back,
+    leading,
+    names_passed,
+    of_env,
+    passed,
+    set_of_fish,
+    value_of,
+    without_key,
+    without_prefixes,
+)
 from ncclops.env.lint.syntax import (
     Block,
     Branches,
@@ -26,12 +39,12 @@ from ncclops.env.lint.words import (
     HereDocument,
     Word,
     gathered_in,
+    printed,
     script_of,
     words_of,
 )
 
 _EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
-_PREFIXES = frozenset({"exec", "nohup", "time", "sudo", "command", "nice", "eval", "stdbuf", "-"})
 # What begins a job, so that the environment counts as it is there.
 _JOB = re.compile(
     r"python[\d.]*|torchrun|torchx|srun|mpirun|mpiexec(?:\.\w+)?|orterun|accelerate|deepspeed|ray|vllm"
@@ -47,6 +60,12 @@ _HOUSEKEEPING = frozenset(
     | {"cp", "mv", "ln", "ls", "touch", "chmod", "chown", "sleep", "wait", "kill", "module", "ml"}
     | {"ulimit", "shopt", "which", "type", "hostname", "date", "wget", "curl", "git", "tar", "pip"}
 )
+# Programs whose arguments NAME=VALUE are variables of their own, patterns, or text.
+_TAKES_OTHERS = (
+    _PRINTS
+    | {"make", "gmake", "cmake", "ninja", "scons", "awk", "gawk", "expr", "jq"}
+    | {"configure", "logger", "yq", "crudini", "bazel", "meson", "conan", "spack", "rg", "egrep"}
+)
 _MPI_STARTERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
 # Within a job of these, the scheduler starts what starts the ranks, with this environment.
 _SCHEDULER = re.compile(
@@ -56,6 +75,7 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "mpssh"})
 _BUNDLE_NAME = re.compile(rf"\$\{{?({NAME})(?:\[[@*]\])?[}}:+\-?@]?")
 _HOLDS_OPTIONS = re.compile(rf"(?:^|\s)(?:-x|-e|--env|-genv|--export)[= ]\s*{NAME}[= ,]")
+_TAKES_COMMAND = re.compile(r"--(?:wrap|command|cmd)=")
 _HOLDS_COMMANDS = re.compile(
     rf"\s*(?:export|env|set|setenv)\s|\s*{NAME}=\S*[\s;]+\S|[^\n]*[;&|\n]\s*(?:export|env)\s"
 )
@@ -128,6 +148,10 @@ class _Reader:
         for node in block.items:
             if isinstance(node, Command) and isinstance(before, Command):
                 self._cut_off(before, node)
+            if isinstance(node, Command) and isinstance(before, Block) and not node.words:
+                for item in before.items:
+                    if isinstance(item, Command) and item.words and not item.targets:
+                        _written(self.scope.found, item, node)
             self.node(node)
             before = node
 
@@ -164,6 +188,8 @@ class _Reader:
             choices = self.scope.alternatives(node.complete)
             for body in node.bodies:
                 with choices.branch():
+                    for setting in leading(node.over):
+                        self.scope.assign(setting)
                     self.block(body)
             choices.merge()
         elif isinstance(node, Function):
@@ -195,7 +221,10 @@ class _Reader:
         for word in words:
             for document in gathered_in(word):
                 self._taken(document)
-        while words and words[0].text in _PREFIXES:
+        while words and words[0].text in PREFIXES:
+            if words[0].text == "eval" and len(words) == 2 and " " in words[1].text:
+                self.block(parse_script(words[1].text, words[1].line))
+                return
             words = words[1:]
         if not words:
             return
@@ -206,6 +235,8 @@ class _Reader:
         if first == "set":
             if any(word.text in ("-a", "allexport") for word in words[1:]):
                 self.scope.export_all()
+            for setting in set_of_fish(words):
+                self.scope.assign(setting)
         elif first == "unset":
             for word in words[1:]:
                 self.scope.unset(word.text)
@@ -264,12 +295,12 @@ class _Reader:
         if "=" not in text or is_setting_of_interest(name) or gathered_in(word):
             return False
         if _HOLDS_OPTIONS.search(text):
-            settings = list(passed(_inner(text, word)))
+            settings = list(passed(inner_words(text, word)))
             self.scope.bundle(name, settings, more)
             return bool(settings)
         if re.match(rf"\s*{NAME}=", text) and " " in text.strip():
-            words = _inner(text, word)
-            settings = list(_leading(words))
+            words = inner_words(text, word)
+            settings = list(leading(words))
             if len(settings) == len(words):
                 self.scope.bundle(name, settings, more)
                 return True
@@ -280,7 +311,7 @@ class _Reader:
     def _array(self, name: str, elements: Sequence[Word]) -> None:
         settings = list(passed(elements))
         if not settings:
-            settings = [s for word in elements for s in _leading([word])]
+            settings = [s for word in elements for s in leading([without_key(word)])]
         commands = [word for word in elements if word.quoted and _HOLDS_COMMANDS.match(word.text)]
         for word in commands:
             self._nested(word.text, word)
@@ -312,10 +343,10 @@ class _Reader:
 
     def _run(self, words: Sequence[Word]) -> None:
         """A program, or assignments alone."""
-        leading = 0
-        while leading < len(words) and ASSIGNMENT.fullmatch(words[leading].text):
-            leading += 1
-        rest = words[leading:]
+        first = 0
+        while first < len(words) and ASSIGNMENT.fullmatch(words[first].text):
+            first += 1
+        rest = words[first:]
         self.scope.found.slips.extend(slips.of_command(words))
         if not rest:
             for word in words:
@@ -323,11 +354,11 @@ class _Reader:
                 assert match is not None
                 self._assign(match[1] + match[2], match[3], word, False)
             return
-        given = list(_leading(words[:leading]))
+        given = list(leading(words[:first]))
         before = [setting.name for setting in given]
-        rest = _without_prefixes(rest)
+        rest = without_prefixes(rest)
         if rest and rest[0].text.rpartition("/")[2] == "env":
-            clean, settings, rest = _of_env(rest[1:])
+            clean, settings, rest = of_env(rest[1:])
             given.extend(settings)
             if clean:
                 self.scope.run(given, inherits=False)
@@ -337,6 +368,13 @@ class _Reader:
             return
         name = rest[0].text.rpartition("/")[2]
         given.extend(passed(rest, name))
+        if name not in _TAKES_OTHERS and name not in _HOUSEKEEPING:
+            known = {setting.name for setting in given}
+            given.extend(
+                setting
+                for setting in leading([word for word in rest[1:] if " " not in word.text])
+                if is_setting_of_interest(setting.name) and setting.name not in known
+            )
         for exported in names_passed(rest):
             self.scope.export(exported)
         bundles = [m[1] for word in words for m in _BUNDLE_NAME.finditer(word.raw)]
@@ -353,6 +391,13 @@ class _Reader:
         if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
             self._start(name, rest, given, bundles)
         for position, word in enumerate(rest[1:], start=1):
+            option = _TAKES_COMMAND.match(word.text)
+            if option and " " in word.text:
+                self._nested(word.text[option.end() :], word, given)
+                continue
+            if rest[position - 1].text == "-c" and re.fullmatch(r"python[\d.]*", name):
+                self.scope.found.embedded(word.text, "x.py", word.line)
+                continue
             if not word.quoted or "=" not in word.text or gathered_in(word):
                 continue
             if _is_command_line(name, rest, position):
@@ -397,7 +442,7 @@ class _Reader:
     def _document(self, document: HereDocument, command: Command) -> None:
         name = command.words[0].text.rpartition("/")[2] if command.words else ""
         texts = [word.text for word in command.words]
-        while texts and texts[0] in _PREFIXES:
+        while texts and texts[0] in PREFIXES:
             texts = texts[1:]
             name = texts[0].rpartition("/")[2] if texts else ""
         if self.depth >= 4:
@@ -423,50 +468,11 @@ class _Reader:
         self.scope.found.embedded(document.text, kind, document.line)
 
 
-def _without_prefixes(words: Sequence[Word]) -> Sequence[Word]:
-    while words and words[0].text in _PREFIXES:
-        words = words[1:]
-    return words
-
-
-def _inner(text: str, word: Word) -> list[Word]:
-    """The words inside a quoted word; nothing in them is known where the word itself is not."""
-    open_ended = "'" in word.raw[:1] or word.constant
-    return [
-        replace(w, constant=w.constant and (open_ended or "$" not in w.text))
-        for w in words_of(text, word.line)
-    ]
-
-
-def _leading(words: Sequence[Word]) -> Iterator[Setting]:
-    for word in words:
-        match = ASSIGNMENT.fullmatch(word.text)
-        if match:
-            yield Setting(match[1], None if match[2] else value_of(match[3], word), word.line)
-
-
-def _of_env(words: Sequence[Word]) -> tuple[bool, list[Setting], Sequence[Word]]:
-    """What ``env`` sets, whether it begins with nothing, and the command behind it."""
-    clean = False
-    settings: list[Setting] = []
-    at = 0
-    while at < len(words):
-        text = words[at].text
-        if text in ("-i", "--ignore-environment", "-"):
-            clean = True
-        elif text in ("-u", "--unset"):
-            at += 1
-        elif ASSIGNMENT.fullmatch(text):
-            settings.extend(_leading([words[at]]))
-        elif not text.startswith("-") and not re.match(r"\$\{?\w+", words[at].raw.lstrip('"')):
-            break
-        at += 1
-    return clean, settings, words[at:]
-
-
 def _is_command_line(name: str, words: Sequence[Word], position: int) -> bool:
     """Whether a quoted word is run by a shell somewhere."""
     before = words[position - 1].text
+    if before == OF_OPEN_MPI:
+        return False
     if re.fullmatch(r"-[a-z]*c|--command|--cmd|--wrap|--entrypoint", before):
         return True
     text = words[position].text
@@ -486,5 +492,5 @@ def _written(found: Found, printing: Command, writing: Command) -> None:
     if not targets or not words or printing.words[0].text not in ("echo", "printf"):
         return
     if all(word.constant or "$" in word.text for word in words):
-        text = " ".join(word.text for word in words).replace("\\n", "\n")
+        text = printed(printing.words[0].text, [word.text for word in words])
         found.embedded(text, targets[-1], words[0].line)

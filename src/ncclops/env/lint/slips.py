@@ -15,6 +15,7 @@ from ncclops.env.lint.words import NAME, Word
 SLIP_IDS = (
     "cut-off-command",
     "empty-path-entry",
+    "no-text",
     "not-passed-on",
     "only-these-exported",
     "roles-differ",
@@ -48,6 +49,20 @@ def of_python(error: Exception) -> LintFinding:
         " os.environ['NAME'] = 'value' were looked at",
         "run `ncclops env lint` with the Python that runs the file",
         line=line or 0,
+    )
+
+
+def no_text(name: str, value: str, line: int) -> LintFinding:
+    """``os.environ["A"] = 1``."""
+    number = value.lstrip("-").isdigit()
+    return LintFinding(
+        "no-text",
+        "error",
+        (name,),
+        f"{name}: os.environ takes text alone, and raises TypeError for {value}",
+        f'write "{value}"' if number else 'write "1" or "0", or delete it',
+        "Python, os.environ",
+        line,
     )
 
 

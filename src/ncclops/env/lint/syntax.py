@@ -59,11 +59,15 @@ class Block:
 
 @dataclass
 class Branches:
-    """Alternatives; ``complete`` where one of them certainly runs. ``tests`` run before."""
+    """Alternatives; ``complete`` where one of them certainly runs. ``tests`` run before.
+
+    ``over`` are the words that a loop goes through.
+    """
 
     tests: list[Block]
     bodies: list[Block]
     complete: bool
+    over: list[Word] = field(default_factory=list)
 
 
 @dataclass
@@ -156,7 +160,7 @@ class _Parser:
         if node is None:
             return self._simple()
         rest = self._simple(only_redirections=True)
-        return node if rest.empty else Block([node, rest])
+        return node if rest.empty and not rest.targets else Block([node, rest])
 
     def _compound(self) -> Node | None:
         word = self._word()
@@ -167,11 +171,15 @@ class _Parser:
             test = self._block(frozenset({"do"}))
             return Branches([test], [self._do()], False)
         if word in ("for", "select"):
+            over: list[Word] = []
             while self.at < len(self.tokens) and self._word() != "do":
                 if self._operator() == "\n" and self._word_after_newlines() != "do":
                     break
+                token = self.tokens[self.at]
+                if isinstance(token, Word):
+                    over.append(token)
                 self.at += 1
-            return Branches([], [self._do()], False)
+            return Branches([], [self._do()], False, over)
         if word == "case":
             return self._case()
         if word == "{":

@@ -6,7 +6,7 @@ Time is linear in the text: no character is searched again from each place befor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -339,3 +339,13 @@ def tokens_of(text: str, line: int = 1) -> list[Token]:
 def words_of(text: str, line: int = 1) -> list[Word]:
     """The words of ``text`` alone."""
     return [token for token in tokens_of(text, line) if isinstance(token, Word)]
+
+
+def printed(command: str, words: Sequence[str]) -> str:
+    """What ``echo`` and ``printf`` make of their arguments."""
+    text = " ".join(words)
+    if command == "printf" and "%" in words[0]:
+        form = re.sub(r"%[sb]", "\0", words[0])
+        if "%" not in form and form.count("\0") == 1:
+            text = "".join(form.replace("\0", word) for word in words[1:])
+    return text.replace("\\n", "\n")
