@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ncclops.capture.run_snapshots import Collected
+from ncclops.diagnose.culprit import Culprit
 from ncclops.diagnose.incident_events import DecisionTaken
-from ncclops.diagnose.incident_report import Culprit, IncidentReport
+from ncclops.diagnose.incident_report import IncidentReport
 from ncclops.diagnose.incident_text import incident_lines
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.stacks_text import stack_lines

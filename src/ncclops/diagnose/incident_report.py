@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,19 @@ from typing import Any
 import msgspec
 
 from ncclops.diagnose import advice, escalated, log_evidence, places
+from ncclops.diagnose.culprit import (
+    Culprit,
+    did_not_come,
+    explains,
+    failed_of_another,
+    failed_waiting,
+    find_absent,
+    find_culprit,
+    hosts_of,
+    is_hang,
+    recorded_culprit,
+    who_did_not_come,
+)
 from ncclops.diagnose.incident_events import (
     DecisionTaken,
     WorkerEnd,
@@ -23,57 +35,22 @@ from ncclops.diagnose.incident_events import (
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
-from ncclops.flight.finding_kinds import FindingKind
 from ncclops.rank_lists import rank_list
 from ncclops.record import event_log, incident_record, snapshot_files
 from ncclops.record.event_values import GpuFault
-from ncclops.record.events import Event, FaultEvent, WorkerStartedEvent
 from ncclops.record.incident_record import ELSEWHERE, IncidentRecord
 from ncclops.record.paths import INCIDENT, RunPaths, numbered
-from ncclops.stacks.frame import Frame
-from ncclops.stacks.ownership import is_users, user_frame
 from ncclops.stacks.parsing import traceback_frames
 
-# The classifier's: what a rank shows that fails because of what another rank does, or does not do.
-_MISMATCH, _WAITED = "collective-mismatch", ("watchdog-timeout", "watchdog-compile")
-_MOST_CALLERS = 3
 # What `flight analyze` reads.
 _ANALYSED = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO, snapshot_files.STACKS)
-_HANGS = ("soft-timeout", "completion-timeout", "hung")
 _CLOCKS_S = 1.0  # of several nodes
 _MOST_CHARS = 300
 # An exception begins with its type; the text that a script ends itself with does not.
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
-# What a rank says that has waited for others before a process group was made (worker.meeting).
-_ABSENT_AT_START = "absent-rank"
-_DID_NOT_COME = re.compile(
-    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d+)[^\n]{0,2000}?"
-    r" had not come to (?P<what>[^:\n]+)"
-    r"(?:: rank (?P=rank) on (?P<host>[^\s;:]+)(?: is at (?P<place>[^;\n]+)|:? (?P<why>[^;\n]+))?)?"
-)
 # What was handed to `sys.exit`: a number, or text.
 _LAST_WORDS = re.compile(r"SystemExit: (?:(?P<code>\d+)\b|(?P<text>.*))", re.DOTALL)
 _ENDED_IT = "; its monitor process ended it"
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """The rank that began it, as far as the evidence shows; ``how`` it is known.
-
-    ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
-    the line of a helper and differ only in what calls it. ``by_recorders``: the flight
-    recorders and stacks name it, as ``how`` says. ``absent``: others waited where it did not come.
-    ``waited``: it is not the one, but waited for it.
-    """
-
-    rank: int
-    host: str | None
-    frame: Frame | None
-    how: str
-    callers: tuple[Frame, ...] = ()
-    by_recorders: bool = False
-    absent: bool = False
-    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,28 +129,28 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
     views = tuple(places.read_rank(directory, rank) for rank in snapshot_files.ranks_in(directory))
     events = event_log.read(paths.events)
     recorded = analyse(directory)
-    hosts = _hosts(views, events)
-    culprit = _culprit(record, views, hosts, recorded)
+    hosts = hosts_of(views, events)
+    culprit = find_culprit(record, views, hosts, recorded)
     failed, end = culprit.rank, None
-    if failed in record.ranks_lost and not _is_hang(record):
+    if failed in record.ranks_lost and not is_hang(record):
         end = worker_end(events, failed, record.at - 60)
     found = log_evidence.classify_rank(
         run,
         directory,
         failed,
         # Of a rank that stood still these are its stacks, and nothing was raised.
-        said=None if _is_hang(record) else _said(record),
+        said=None if is_hang(record) else _said(record),
         end=end,
     )
     sentence = _sentence(record, culprit, views, recorded, end)
-    if recorded is not None and _failed_of_another(record, found, recorded):
-        culprit = _recorded_culprit(views, hosts, recorded)
+    if recorded is not None and failed_of_another(record, found, recorded):
+        culprit = recorded_culprit(views, hosts, recorded)
         sentence = _recorded_sentence(recorded, culprit) + _consequence(culprit, failed, end)
-    elif (missed := _did_not_come(record, found)) is not None:
-        culprit = _who_did_not_come(missed, views, hosts)
+    elif (missed := did_not_come(record, found)) is not None:
+        culprit = who_did_not_come(missed, views, hosts)
         sentence = _missing_sentence(culprit, missed, record)
-    elif record.cause == ELSEWHERE or _failed_waiting(record, found):
-        absent = _absent(record, views, hosts)
+    elif record.cause == ELSEWHERE or failed_waiting(record, found):
+        absent = find_absent(record, views, hosts)
         if absent is None:
             culprit = replace(culprit, waited=True)
             if record.cause == ELSEWHERE:
@@ -193,7 +170,7 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         rank=culprit.rank,
         line=None if culprit.frame is None else str(culprit.frame),
         absent=culprit.absent,
-        is_hang=_is_hang(record),
+        is_hang=is_hang(record),
     )
     log = paths.rank(failed).stderr_log
     return IncidentReport(
@@ -240,130 +217,7 @@ def _record(directory: Path) -> IncidentRecord:
     )
 
 
-def _is_hang(record: IncidentRecord) -> bool:
-    """Whether a rank stood still; one that its monitor process ended for that is no crash."""
-    return record.cause in _HANGS or (record.cause == "died" and record.timeout is not None)
-
-
-# --- who ------------------------------------------------------------------------------------------
-
-
-def _hosts(views: Sequence[RankView], events: Sequence[Event]) -> dict[int, str]:
-    """Where the ranks were; of one that has ended, the agent that started it says it."""
-    started = {e.rank: e.node for e in events if isinstance(e, WorkerStartedEvent) and e.node}
-    elsewhere = {e.rank: e.on for e in events if isinstance(e, FaultEvent) and e.on}
-    seen = {view.rank: view.host for view in views if view.host is not None}
-    known = elsewhere | seen | started
-    return {rank: host for rank, host in known.items() if rank is not None}
-
-
-def _culprit(
-    record: IncidentRecord,
-    views: Sequence[RankView],
-    hosts: Mapping[int, str],
-    recorded: Recorded | None,
-) -> Culprit:
-    by_rank = {view.rank: view for view in views}
-    rank, how = record.first_faulty_rank, "its fault was the first that follows from no other"
-    if recorded is not None and _explains(recorded, record):
-        return _recorded_culprit(views, hosts, recorded)
-    if _is_hang(record) and (behind := _behind(views)) is not None:
-        rank, how = behind
-    view = by_rank.get(rank)
-    frames = _raised_through(record, rank)
-    if user_frame(frames) is None and view is not None:
-        frames = view.frames
-    frame = user_frame(frames)
-    if frame is None and recorded is not None and recorded.kind == FindingKind.RANK_DIED:
-        frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last output
-    callers = _callers(frame, frames)
-    return Culprit(rank, hosts.get(rank), frame, how, callers)
-
-
-def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    outer = frames[frames.index(frame) + 1 :] if frame in frames else ()
-    return tuple(filter(is_users, outer))[:_MOST_CALLERS]
-
-
-def _recorded_culprit(
-    views: Sequence[RankView], hosts: Mapping[int, str], recorded: Recorded
-) -> Culprit:
-    rank = recorded.culprits[0]
-    view = next((view for view in views if view.rank == rank), None)
-    # After a disagreement the rank may have gone on; a rank that never came is where it stands.
-    frame = recorded.frame if recorded.is_mismatch else None
-    callers = recorded.callers[:_MOST_CALLERS]
-    if frame is None and view is not None:
-        frame, callers = view.frame, _callers(view.frame, view.frames)
-    how = f"by the flight recorders and stacks: {recorded.kind}"
-    if frame is None and recorded.is_mismatch and recorded.others_frame is not None:
-        how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
-    return Culprit(rank, hosts.get(rank), frame, how, callers, by_recorders=True)
-
-
-def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
-    """Whether what the recorders say is what the incident is about."""
-    if not recorded.culprits or not recorded.hung:
-        return False
-    # That a rank which its monitor process has ended is gone, explains nothing.
-    return _is_hang(record) and recorded.kind != FindingKind.RANK_DIED
-
-
-def _failed_of_another(
-    record: IncidentRecord, found: dict[str, Any] | None, recorded: Recorded
-) -> bool:
-    """Whether the first rank that failed did so because of another rank's call, or for its want."""
-    if recorded.is_mismatch and not _is_hang(record):
-        return found is not None and found["class"] in (_MISMATCH, *_WAITED)
-    came = recorded.kind in (FindingKind.NEVER_ARRIVED, FindingKind.CROSS_GROUP_DEADLOCK)
-    return came and bool(recorded.culprits) and _failed_waiting(record, found)
-
-
-def _failed_waiting(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
-    """Whether the first rank that failed had waited too long for the others."""
-    return not _is_hang(record) and found is not None and found["class"] in _WAITED
-
-
-def _absent(
-    record: IncidentRecord, views: Sequence[RankView], hosts: Mapping[int, str]
-) -> Culprit | None:
-    """The rank that was not in any collective when another one had waited too long in one.
-
-    By stacks alone: of a rank that has ended, or that is elsewhere, there is no recorder.
-    """
-    alive = [view for view in views if view.frames]
-    if record.cause != ELSEWHERE:
-        alive = [view for view in alive if view.rank != record.first_faulty_rank]
-    outside = [view for view in alive if view.doing is None and view.frame is not None]
-    if not outside:
-        return None
-    view = min(outside, key=lambda view: (_reached(view), view.rank))
-    how = "by the stacks: it was in no collective when another rank had waited too long in one"
-    callers = _callers(view.frame, view.frames)
-    return Culprit(view.rank, hosts.get(view.rank), view.frame, how, callers, absent=True)
-
-
-def _did_not_come(record: IncidentRecord, found: dict[str, Any] | None) -> re.Match[str] | None:
-    """What the first rank that failed says of those that it waited for before a group was made."""
-    if found is None or found["signature"] != _ABSENT_AT_START:
-        return None
-    return _DID_NOT_COME.search(record.exception or "")
-
-
-def _who_did_not_come(
-    missed: re.Match[str], views: Sequence[RankView], hosts: Mapping[int, str]
-) -> Culprit:
-    rank = int(missed["rank"])
-    view = next((view for view in views if view.rank == rank), None)
-    frames = () if view is None else view.frames
-    frame = None if view is None else view.frame
-    if frame is None and missed["place"]:
-        file, _, rest = missed["place"].rpartition(":")
-        line, _, function = rest.partition(" in ")
-        frame = Frame(file, int(line) if line.isdecimal() else 0, function)
-    how = "the other ranks of a process group waited for it before the group was made"
-    host = hosts.get(rank) or missed["host"]
-    return Culprit(rank, host, frame, how, _callers(frame, frames))
+# --- in words -------------------------------------------------------------------------------------
 
 
 def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
@@ -371,40 +225,6 @@ def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
         return ""  # the recorders show its end
     how = "" if end is None else f" ({end})"
     return f"; rank {failed} failed of it{how}"
-
-
-def _raised_through(record: IncidentRecord, rank: int) -> tuple[Frame, ...]:
-    """By the traceback of the first faulty rank; the innermost first."""
-    if rank != record.first_faulty_rank or not record.traceback:
-        return ()
-    return traceback_frames(record.traceback)
-
-
-def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
-    """The rank that others wait for, by what each entered last and where its main thread is."""
-    waiting = [view for view in views if view.last is not None and view.last.pending]
-    if not waiting:
-        return None
-    group, _ = Counter(view.last.name for view in waiting if view.last).most_common(1)[0]
-    reached = max(view.last.seq for view in waiting if view.last and view.last.name == group)
-    others = [view for view in views if view not in waiting]
-    late = [view for view in others if view.last is None or view.last.seq < reached]
-    if not late:
-        return None
-    # A rank that does not even answer is the more likely cause.
-    first = min(late, key=lambda view: (view.last is not None, _reached(view), view.rank))
-    return first.rank, f"{_count(waiting)} in a collective that it has not entered"
-
-
-def _count(waiting: Sequence[RankView]) -> str:
-    return "1 rank waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
-
-
-def _reached(view: RankView) -> int:
-    return view.last.seq if view.last is not None else 0
-
-
-# --- in words -------------------------------------------------------------------------------------
 
 
 def _sentence(
@@ -416,9 +236,9 @@ def _sentence(
 ) -> str:
     who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" at {culprit.frame}" if culprit.frame is not None else ""
-    if _is_hang(record):
+    if is_hang(record):
         ended = culprit.rank in record.ranks_lost
-        if recorded is not None and _explains(recorded, record):
+        if recorded is not None and explains(recorded, record):
             by_monitor = ended and not recorded.ended_for_silence
             return _recorded_sentence(recorded, culprit) + _ENDED_IT * by_monitor
         return _hang_sentence(who, culprit, views) + _ENDED_IT * ended
