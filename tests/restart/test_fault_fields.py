@@ -13,18 +13,10 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from ncclops.restart._process import release
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import (
-    Causes,
-    ExceededTimeout,
-    Fault,
-    FaultKind,
-    Raised,
-    append_to_chain,
-    chain_of,
-    summarise,
-)
+from ncclops.restart.attribution import Causes, ExceededTimeout, Fault, FaultKind
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import describe
+from ncclops.restart.raised import Raised, append_to_chain, chain_of, summarise
 from ncclops.restart.state import State
 
 

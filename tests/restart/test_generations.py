@@ -9,8 +9,9 @@ import pytest
 
 from ncclops.record import variables
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import Fault, FaultKind, Raised
+from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.generations import Generation, to_return
+from ncclops.restart.raised import Raised
 from ncclops.restart.state import RETURNING, Mode, State, take_returning
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from torch._utils import ExceptionWrapper
 
-from ncclops.restart.attribution import summarise
 from ncclops.restart.incident import Incident
+from ncclops.restart.raised import summarise
 
 INCIDENT = Incident(
     iteration=0,

@@ -12,9 +12,10 @@ import pytest
 
 from ncclops.decision.retrying import Escalated, respawned_for
 from ncclops.record.variables import RESPAWNED_FOR, RUN_DIR
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
+from ncclops.restart.raised import Raised
 from ncclops.worker import in_process
 from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
 from tests.conftest import CompletedText

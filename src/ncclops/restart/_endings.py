@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclops.restart._interrupt.handled import is_handled
-from ncclops.restart.attribution import (
-    Fault,
-    FaultKind,
-    chain_of,
-    comes_from_restart,
-    is_due_to_peer,
-    summarise,
-)
+from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.exception import RankShouldRestart, RestartAbort
+from ncclops.restart.raised import chain_of, comes_from_restart, is_due_to_peer, summarise
 
 # What a rank runs into that uses its groups after they were aborted.
 _GROUP_IS_GONE = re.compile(

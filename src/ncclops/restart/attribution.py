@@ -5,14 +5,13 @@ Pure: nothing here waits, logs or communicates.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import enum
 import json
 import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from ncclops.restart._instant import Instant
@@ -20,9 +19,15 @@ from ncclops.restart.exception import (
     CudaContextLost,
     Escalation,
     GpuUnusable,
-    RankShouldRestart,
     RestartAbort,
     RestartError,
+)
+from ncclops.restart.raised import (
+    Raised,
+    append_to_chain,
+    is_due_to_peer,
+    summarise,
+    tells_of_lost_peer,
 )
 
 
@@ -57,66 +62,12 @@ _NOTHING_RAISED = {
     FaultKind.RETURNED_EARLY,
 }
 
-# What a rank sees when a peer of its collective has gone, in Gloo's and NCCL's messages.
-_PEER_IS_GONE = re.compile(
-    r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
-    r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
-    r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout",
-    re.IGNORECASE,
-)
-
 # Where the innermost frame is, and the file of the one line of a stack that names it.
 _PEERS = "/torch/distributed/"
 _INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILINE)
 
-# What torch raises for an exception in a data loader's worker, in a thread or in a process of
-# torch.multiprocessing.spawn: the whole traceback of the original is the message. The original
-# itself is what follows the last indented line. Bounded, as such texts may have any length.
-_CAUGHT = re.compile(
-    r"Caught \w{1,100} (?P<where>in [^\n]{1,200}?)\.\s{1,4}Original Traceback |"
-    r"-- Process (?P<spawned>\d{1,9}) terminated with the following error:\s{1,4}Traceback "
-)
-_FRAME = re.compile(
-    r'^ +File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
-)
-
 # Enough for the frames that matter; the store is no place for megabytes of recursion.
 _TRACEBACK_CHARS = 8000
-
-
-@dataclasses.dataclass(frozen=True)
-class Raised:
-    """The exception behind a fault, and where it was raised.
-
-    ``name`` is the name of its class and ``bases`` those of all its base classes, ``object``
-    left out. The place is the innermost frame; ``None`` where there is none. Of an exception
-    that torch has brought from another process or a thread: the original's (``bases`` are known
-    of built-in classes only).
-    """
-
-    name: str
-    bases: tuple[str, ...] = ()
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-
-    def is_a(self, *types: type[BaseException]) -> bool:
-        """Whether it is an instance of one of ``types``, by name."""
-        return not {self.name, *self.bases}.isdisjoint(kind.__name__ for kind in types)
-
-    @classmethod
-    def of(cls, error: BaseException) -> Raised:
-        """``error`` as a value."""
-        if brought := _brought(text := _text_of(error)):
-            return _raised_elsewhere(text, brought[0])
-        bases = tuple(base.__name__ for base in type(error).__mro__[1:] if base is not object)
-        frames = traceback.extract_tb(error.__traceback__, limit=-1)
-        if isinstance(error, SyntaxError) and error.filename:
-            return cls(type(error).__name__, bases, error.filename, error.lineno)
-        if not frames:
-            return cls(type(error).__name__, bases)
-        (frame,) = frames
-        return cls(type(error).__name__, bases, frame.filename, frame.lineno, frame.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +172,7 @@ class Fault:
     @property
     def lacks_a_peer(self) -> bool:
         """Whether all that it shows is that a peer has gone or does not come."""
-        by_text = self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
+        by_text = self.kind is FaultKind.EXCEPTION and tells_of_lost_peer(self.summary)
         return self.due_to_peer or by_text
 
     def known_after_s(self, seen: Instant) -> float:
@@ -324,62 +275,6 @@ class Fault:
         return cls.observed(FaultKind.RETURNED_EARLY, initial_rank, iteration, detail, rank=rank)
 
 
-def _raised_elsewhere(text: str, original: str) -> Raised:
-    """What torch says in ``text`` of an exception of another process or thread."""
-    name = original.partition(":")[0].strip().rpartition(".")[2]
-    kind = getattr(builtins, name, None)
-    mro = kind.__mro__[1:-1] if isinstance(kind, type) else ()
-    bases = tuple(base.__name__ for base in mro)
-    places = list(_FRAME.finditer(text))
-    if not places:
-        return Raised(name, bases)
-    last = places[-1]
-    return Raised(name, bases, last["file"], int(last["line"]), last["function"])
-
-
-def summarise(error: BaseException) -> str:
-    """``error`` on one line, at most 300 characters.
-
-    Of one that torch has brought from another process or thread: the original, and where it was.
-    """
-    kind = type(error)
-    name, module = kind.__qualname__, kind.__module__
-    name = name if module in ("builtins", "__main__") else f"{module}.{name}"  # as in a traceback
-    text = _text_of(error)
-    text = f"{name}: {text}" if text else name
-    if brought := _brought(text):
-        original, where = brought
-        text = f"{original} ({where})"
-    line = " ".join(text.split())
-    return line if len(line) <= 300 else line[:297] + "..."
-
-
-def _brought(text: str) -> tuple[str, str] | None:
-    """The original in ``text``, and where it was raised, if torch has brought it from there."""
-    head = _CAUGHT.search(text)
-    if head is None:
-        return None
-    lines = text[head.end() :].split("\n")
-    for number in range(len(lines) - 1, 1, -1):
-        if lines[number - 1].startswith("  ") and lines[number][:1].strip():
-            where = head["where"] or f"in process {head['spawned']} of mp.spawn"
-            return "\n".join(lines[number:]), where
-    return None
-
-
-def _text_of(error: BaseException) -> str:
-    """``str(error)``, also of a class whose ``__str__`` fails.
-
-    ``traceback.format_exception_only`` would read the tracebacks of the whole chain for each link.
-    """
-    try:
-        text = str(error)
-        notes = getattr(error, "__notes__", None)
-        return "\n".join([text, *map(str, notes)]) if isinstance(notes, list) else text
-    except Exception:  # noqa: BLE001 - the class is a user's
-        return "<its __str__ fails>"
-
-
 def waits_for_peers(stack: str) -> bool:
     """Whether ``stack``, the text of one thread's, ends in ``torch.distributed``."""
     innermost = _INNERMOST.match(stack)
@@ -456,46 +351,6 @@ class RemoteFaultError(RestartError):
 
     Chained to what a rank leaves with that itself was well.
     """
-
-
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it was raised from or during, outermost first; ends on a cycle."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def all_behind(*errors: BaseException | None) -> list[BaseException]:
-    """``errors`` and whatever they were raised from, during, or are a group of; each once."""
-    found: dict[int, BaseException] = {}
-    waiting = list(errors)
-    while waiting:
-        error = waiting.pop()
-        if error is not None and id(error) not in found:
-            found[id(error)] = error
-            waiting += [error.__cause__, error.__context__]
-            if isinstance(error, BaseExceptionGroup):
-                waiting += error.exceptions
-    return list(found.values())
-
-
-def is_due_to_peer(error: BaseException) -> bool:
-    """Whether ``error``, or one that it was raised from, is of a rank whose peer has gone."""
-    return any(_PEER_IS_GONE.search(summarise(link)) for link in chain_of(error))
-
-
-def comes_from_restart(error: BaseException | None) -> bool:
-    """Whether ``error`` is ``RankShouldRestart``, or was raised while that was being handled."""
-    return any(isinstance(link, RankShouldRestart) for link in chain_of(error))
-
-
-def append_to_chain(error: BaseException, earlier: BaseException) -> None:
-    """Make ``earlier`` the end of ``error``'s chain, unless it is in it."""
-    links = list(chain_of(error))
-    if earlier not in links and links[-1].__cause__ is None and links[-1].__context__ is None:
-        object.__setattr__(links[-1], "__cause__", earlier)  # also of a frozen dataclass
 
 
 class Causes:

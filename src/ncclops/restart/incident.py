@@ -15,9 +15,10 @@ from typing import Any
 
 from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised, find_cause
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
 from ncclops.restart.exception import Escalation
 from ncclops.restart.log import logged
+from ncclops.restart.raised import Raised
 from ncclops.restart.regroup import Regrouped
 from ncclops.restart.state import State
 

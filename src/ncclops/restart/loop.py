@@ -63,12 +63,7 @@ from ncclops.restart._store.client import StoreClient
 from ncclops.restart._store.connections import Connections
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.agreement import INITIAL, Arrival
-from ncclops.restart.attribution import (
-    Causes,
-    Fault,
-    FaultKind,
-    all_behind,
-)
+from ncclops.restart.attribution import Causes, Fault, FaultKind
 from ncclops.restart.compiler_import import keep_compiler_unloaded
 from ncclops.restart.exception import (
     Escalation,
@@ -91,6 +86,7 @@ from ncclops.restart.monitor_thread import (
     Completed,
     MonitorMessage,
 )
+from ncclops.restart.raised import all_behind
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.regroup import Regrouped
 from ncclops.restart.returning import await_join, find_generation

@@ -29,7 +29,7 @@ from ncclops.restart._store.addresses import reachable_host
 from ncclops.restart._store.client import StoreClient
 from ncclops.restart._store.connections import Connections
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import Fault, summarise
+from ncclops.restart.attribution import Fault
 from ncclops.restart.blocked import BlockedMainThread
 from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.generations import Generation
@@ -39,6 +39,7 @@ from ncclops.restart.log import logged
 from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.progress_watchdog import ProgressWatchdog
+from ncclops.restart.raised import summarise
 from ncclops.restart.settings import Settings
 from ncclops.restart.snapshots import OutsideViewSource, RankSnapshots, registered
 from ncclops.restart.state import State

@@ -17,9 +17,10 @@ from ncclops.classify import in_place
 from ncclops.rank_lists import ranks_named
 from ncclops.record.events import HANG
 from ncclops.record.incident_record import same_words
-from ncclops.restart.attribution import Fault, FaultKind, Raised
+from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.exception import Escalation, GpuUnusable, RestartAbort
 from ncclops.restart.incident import Incident
+from ncclops.restart.raised import Raised
 from ncclops.worker.meeting import AbsentRanksError
 
 log = logging.getLogger("ncclops.restart")

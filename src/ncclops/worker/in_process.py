@@ -35,11 +35,12 @@ from ncclops.record.worker_commands import RestartCommand
 from ncclops.restart import blocked
 from ncclops.restart._process import TRACEBACK_NOTE
 from ncclops.restart._store.connections import pass_over_call
-from ncclops.restart.attribution import Fault, RemoteFaultError, chain_of
+from ncclops.restart.attribution import Fault, RemoteFaultError
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.generations import JobEnded
 from ncclops.restart.incident import Incident
 from ncclops.restart.log import logged
+from ncclops.restart.raised import chain_of
 from ncclops.stacks.parsing import last_traceback
 from ncclops.timeouts.model import Timeouts
 from ncclops.worker import (

@@ -18,8 +18,8 @@ from typing import NoReturn
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import ExitingEvent
-from ncclops.restart.attribution import chain_of
 from ncclops.restart.exception import RankShouldRestart
+from ncclops.restart.raised import chain_of
 
 
 class _Exit(SystemExit):

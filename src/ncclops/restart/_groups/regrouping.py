@@ -36,7 +36,7 @@ from torch.distributed import Store, distributed_c10d
 from ncclops.restart._groups import kept_default, shrinking
 from ncclops.restart._groups.aborting import abort_later
 from ncclops.restart._groups.kept_default import KeptGroup
-from ncclops.restart.attribution import summarise
+from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import (
     RECONFIGURATIONS,
     Offer,

@@ -26,7 +26,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart.attribution import summarise
+from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import NO_GROUP
 
 log = logging.getLogger("ncclops.restart")

@@ -41,8 +41,8 @@ from typing import NamedTuple
 
 from ncclops.restart._interrupt.delicate import Delicate, holds_a_lock, how_delicate
 from ncclops.restart._interrupt.threads import clear_async_exc, kernel_wait, set_async_exc
-from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
+from ncclops.restart.raised import comes_from_restart
 
 log = logging.getLogger("ncclops.restart")
 

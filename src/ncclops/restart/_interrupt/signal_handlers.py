@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ncclops.restart.attribution import summarise
+from ncclops.restart.raised import summarise
 
 log = logging.getLogger("ncclops.restart")
 
