@@ -17,7 +17,6 @@ docs/restart-internals.md.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -27,8 +26,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ncclops.restart._instant import Instant
 from ncclops.restart._monitor.link import (
@@ -40,13 +38,11 @@ from ncclops.restart._monitor.link import (
     receive_packet,
 )
 from ncclops.restart._monitor.main_process import MainProcess
+from ncclops.restart._monitor.outside import Outside
 from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports
 from ncclops.restart._monitor.ring import Address, Ring, RingActions
-from ncclops.restart.snapshots import LastProgress, OutsideView
 
 log = logging.getLogger("ncclops.restart.monitor")
-
-T = TypeVar("T")
 
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
@@ -88,10 +84,7 @@ class Monitor:
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
-        self._incident_dir: str | None = config["incident_dir"]
-        self._outside_view = _load_outside_view(config)
-        self._silent_in: float | None = None  # the iteration; one look in each is enough
-        self._stacks: str | None = None  # as of that look
+        self._outside = Outside(self._page, config)
         self._looked_in = -1  # the iteration of the last "look-again"
         self._has_left = False  # the main process; it runs on as no rank of this job
         self._done = False
@@ -200,7 +193,7 @@ class Monitor:
                 "soft-timeout", what, gone=False, timeout=timeout, runs=not is_unresponsive
             )
             if is_unresponsive:
-                self._look_at_silent(what)
+                self._outside.main_silent(what)
 
     def _is_unresponsive(self) -> bool:
         """Whether no Python thread runs there, so that it cannot take a snapshot of itself."""
@@ -214,7 +207,7 @@ class Monitor:
             log.warning("ending the main process: %s", why)
             self._ended_because = why
             self._ended_for = timeout
-            self._look_at_silent(why)
+            self._outside.main_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
@@ -282,13 +275,8 @@ class Monitor:
         ended_for = self._ended_for
         cause = self._ended_because if ended_for else "the process died"
         log.warning("the main process ended: %s", cause)
-        by_us = ended_for is not None
-        self._look(
-            lambda view: view.main_ended(
-                self._directory(), self._progress(), cause, by_monitor=by_us
-            )
-        )
-        stacks = self._stacks if ended_for is not None else None
+        self._outside.main_ended(cause, by_monitor=ended_for is not None)
+        stacks = self._outside.stacks if ended_for is not None else None
         self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
         self._goes_on_without_main()
 
@@ -339,8 +327,7 @@ class Monitor:
             self._link = None
 
     def _on_observe(self, message: Message) -> None:
-        directory = self._directory(message["iteration"])
-        self._look(lambda view: view.iteration_failed(directory, self._progress()))
+        self._outside.iteration_failed(message["iteration"])
 
     def _on_blocked(self, message: Message) -> None:
         """The main thread waits for what does not come: no need to wait for the next tick."""
@@ -349,40 +336,6 @@ class Monitor:
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True
-
-    # --- snapshots ----------------------------------------------------------------------------
-
-    def _look(self, look: Callable[[OutsideView], T]) -> T | None:
-        """``look`` at the main process from here, where a hook for that was handed in."""
-        if self._outside_view is None:
-            return None
-        try:
-            return look(self._outside_view)
-        except Exception:
-            log.exception("the view of the main process from outside failed")
-            return None
-
-    def _look_at_silent(self, reason: str) -> None:
-        if self._silent_in != self._page.iteration:
-            self._silent_in = self._page.iteration
-            directory, progress = self._directory(), self._progress()
-            self._stacks = self._look(lambda view: view.main_silent(directory, progress, reason))
-
-    def _directory(self, iteration: int | None = None) -> Path | None:
-        """Of the incident that ends ``iteration``, by default the present one."""
-        # When a monitor process that has just started looks, another iteration may have begun.
-        iteration = int(self._page.iteration) if iteration is None else iteration
-        first = int(self._page.incidents_from)
-        if self._incident_dir is None or iteration < 0 or not first:
-            return None
-        return Path(self._incident_dir) / str(first - 1 + iteration)
-
-    def _progress(self) -> LastProgress:
-        now, page = time.monotonic(), self._page
-        ping_s = round(now - page.ping, 3) if page.ping else None
-        return LastProgress(
-            round(now - page.main_beat, 3), round(now - page.watchdog_tick, 3), ping_s
-        )
 
     # --- reports ------------------------------------------------------------------------------
 
@@ -502,21 +455,6 @@ def _describe(timeout: Timeout) -> str:
         f"{_CLOCKS[timeout['clock']]} for {timeout['silent_s']:.1f} s"
         f" ({timeout['limit']} timeout {timeout['limit_s']:g} s)"
     )
-
-
-def _load_outside_view(config: dict[str, Any]) -> OutsideView | None:
-    """What takes snapshots here, see ``snapshots.OutsideViewSource``."""
-    if config["outside_view"] is None:
-        return None
-    factory, arguments = config["outside_view"]
-    try:
-        module, _, name = factory.partition(":")
-        make = getattr(importlib.import_module(module), name)
-        view: OutsideView = make(config["rank"], config["main_pid"], **arguments)
-        return view
-    except Exception:
-        log.exception("%s cannot be used for snapshots", factory)
-        return None
 
 
 def main() -> None:
