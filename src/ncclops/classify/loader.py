@@ -78,6 +78,9 @@ class SignatureSet:
         for number, signature in enumerate(self.signatures):
             for literal in signature.literals:
                 index.setdefault(literal, []).append(number)
+                if "NCCL WARN" in literal:  # which later versions call an error: see `readings`
+                    error = literal.replace("NCCL WARN", "NCCL ERROR")
+                    index.setdefault(error, []).append(number)
         return index
 
     @cached_property

@@ -55,6 +55,9 @@ _NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
 _OLD_NCCL = re.compile(
     r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
 )
+# Later NCCL and RCCL have two levels more: what failed, which was a warning, and a notice.
+_NEW_NCCL = re.compile(r"(\[\d+\] |\.\w+:\d+ (?:\([^()\n]{1,80}\) )?)NCCL (ERROR|ATTN) ")
+_OLD_LEVELS = {"ERROR": "WARN", "ATTN": "INFO"}
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
 EVIDENCE_CHARS = 600
@@ -150,6 +153,8 @@ def readings(text: str, before: bytes) -> list[str]:
     Launchers and containers put a name in front of a line; NCCL's last error is passed on without
     the ``NCCL WARN`` that it was printed with.
     """
+    if " NCCL " in text:
+        text = _NEW_NCCL.sub(lambda level: f"{level[1]}NCCL {_OLD_LEVELS[level[2]]} ", text)
     found = [text]
     if (collected := _as_collected(text)) is not None:
         found.append(collected)
