@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
 
 if TYPE_CHECKING:
-    import asyncio
+    from ncclops.host.kept_running import KeptRunning
 
 log = logging.getLogger(__name__)
 
@@ -64,33 +63,14 @@ class StoreServer:
         self.address = address
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
-        self._look: asyncio.TimerHandle | None = None
+        self._kept: KeptRunning | None = None
 
-    def keep_running(self, pause_s: float = 3.0) -> None:
-        """From now on, send SIGCONT when the process is found stopped for ``pause_s``.
+    def keep_running(self) -> None:
+        """From now on, have a server that is stopped go on. In the event loop."""
+        # The launcher, which only listens, has no event loop.
+        from ncclops.host.kept_running import KeptRunning
 
-        Every rank that needs the store waits for a stopped server, each for its own timeout. Who
-        stops the whole job, as Slurm does to suspend it, stops this process, too, which then does
-        not look. In the event loop.
-        """
-        import asyncio  # the launcher, which only listens, has no event loop
-
-        def look(was_stopped: bool) -> None:
-            is_stopped = self._is_stopped()
-            if is_stopped and was_stopped:
-                log.warning("the store server (pid %d) was stopped: SIGCONT", self.process.pid)
-                self.process.send_signal(signal.SIGCONT)
-            self._look = loop.call_later(pause_s, look, is_stopped and not was_stopped)
-
-        loop = asyncio.get_running_loop()
-        self._look = loop.call_later(pause_s, look, False)
-
-    def _is_stopped(self) -> bool:
-        try:  # leaves the state as it is, to be asked for again
-            how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self.process.pid, how) is not None
-        except ChildProcessError:  # it has ended, and that was seen
-            return False
+        self._kept = KeptRunning(self.process, "the store server")
 
     def how_it_ended(self) -> str:
         """In words, once ``pidfd`` says that it has."""
@@ -99,8 +79,8 @@ class StoreServer:
 
     def close(self) -> None:
         """End the server, which has nothing to save."""
-        if self._look is not None:
-            self._look.cancel()
+        if self._kept is not None:
+            self._kept.end()
         self.process.kill()
         self.process.wait()
         os.close(self.pidfd)
