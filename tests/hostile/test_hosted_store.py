@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -44,6 +46,17 @@ def test_the_log_of_the_store_has_an_end_and_the_store_goes_on(
         assert _LOG_BYTES - 10 < log.stat().st_size <= _LOG_BYTES
     finally:
         server.close()
+
+
+def test_a_loopback_interface_that_is_down_is_named_at_once() -> None:
+    if subprocess.run(["unshare", "--map-root-user", "--net", "true"], check=False).returncode:
+        pytest.skip("no network namespace is to be had")
+    listens = "from ncclops.agent import hosted_store as s; s.listen(host=None, port=0)"
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--net", sys.executable, "-c", listens],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "is the loopback interface up (`ip link set lo up`)?" in done.stderr
 
 
 def test_a_store_that_something_has_stopped_is_woken_again_and_again(

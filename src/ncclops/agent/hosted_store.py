@@ -92,6 +92,8 @@ def listen(*, host: str | None, port: int) -> socket.socket:
     ``host`` None is the one-node case: the store is not reachable from outside this machine.
     Raises ``UsageError`` when the port is taken.
     """
+    if host is None:
+        _require_loopback()
     try:
         if host is None:
             return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
@@ -109,6 +111,19 @@ def listen(*, host: str | None, port: int) -> socket.socket:
             f"cannot listen on port {port}, where the store is to be ({why}):"
             f" give another one, {free}"
         ) from error
+
+
+def _require_loopback() -> None:
+    """Raises ``UsageError`` where it is down, as in a new network namespace: one can listen there,
+    and not connect."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((LOOPBACK, 9))  # of UDP: only looks for the way
+        except OSError as error:
+            raise UsageError(
+                f"no way to {LOOPBACK}, where the ranks meet ({error.strerror}): is the loopback"
+                " interface up (`ip link set lo up`)?"
+            ) from None
 
 
 def serve(

@@ -100,6 +100,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
     planned = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
     options.check_compat(planned)
+    options.check_store_variables(planned, nodes=nodes.count)
     if request.require_network:
         options.check_nccl_says(effective(planned))
     around = Surroundings(

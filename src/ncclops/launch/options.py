@@ -337,6 +337,22 @@ def check_compat(environ: Mapping[str, str]) -> None:
         raise UsageError(f"{COMPAT}={given}: only nvrx is known: correct or unset it")
 
 
+def check_store_variables(environ: Mapping[str, str], *, nodes: int) -> None:
+    """Raises ``UsageError`` for a variable of the restart core's that every worker would refuse.
+
+    On several nodes the agents give the workers the store's address.
+    """
+    from ncclops.restart._store import addresses, variables  # not loaded for each command
+
+    try:
+        if nodes == 1:
+            variables.external_store(environ)
+        variables.relay_is_wanted(environ)
+        addresses.chosen_address(environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def check_nccl_says(environ: Mapping[str, str]) -> None:
     """Raise ``UsageError`` where NCCL would not name its network in a file of the run.
 
