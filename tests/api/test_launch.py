@@ -89,6 +89,13 @@ def test_a_job_that_fails_is_a_verdict_that_names_the_rank_and_the_class(project
         ({"preflight": "hosts"}, UsageError, "--preflight hosts: choose off"),
         ({"env": {"A-B": "1"}}, UsageError, "not the name"),
         ({"env": {"A": "1"}, "keep": ["A"]}, UsageError, "A is given with --set and --keep"),
+        (
+            {"env": {"NCCLOPS_STORE": "node0"}},
+            UsageError,
+            "NCCLOPS_STORE='node0': expected host:port",
+        ),
+        ({"env": {"NCCLOPS_STORE_RELAY": "yes"}}, UsageError, "NCCLOPS_STORE_RELAY='yes': 1 "),
+        ({"env": {"NCCLOPS_RESTART_HOST": ".."}}, UsageError, "NCCLOPS_RESTART_HOST='..': "),
         ({"node_rank": 3}, UsageError, "--node-rank 3 of a job of one node"),
     ],
 )

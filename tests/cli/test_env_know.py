@@ -129,6 +129,11 @@ def test_snapshot_and_diff_of_two(ncclops: Run, tmp_path: Path) -> None:
     assert [row["name"] for row in document["differences"]] == ["NCCL_ALGO"]
     assert ncclops("env", "diff", "a.json", "b.json", "--exit-code").returncode == 1
     assert ncclops("env", "diff", "a.json", "a.json", "--exit-code").returncode == 0
+    (tmp_path / "train.py").write_text("import torch", encoding="utf-8")
+    refused = ncclops("env", "snapshot", "-o", "train.py")
+    assert refused.returncode == 2
+    assert "train.py exists and is no snapshot" in refused.stderr
+    assert ncclops("env", "snapshot", "-o", "train.py", "--force").returncode == 0
 
 
 @pytest.mark.parametrize("options", [["--json"], ["--exit-code"]])

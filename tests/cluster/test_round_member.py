@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import torch.distributed as dist
 
 from ncclops.cluster import messages, store_values
 from ncclops.cluster.fingerprint import Fingerprint
+from ncclops.cluster.peers import Peers
 from ncclops.cluster.records import RefusedRecord
 from ncclops.cluster.rendezvous_backends import TorchBackend
 from ncclops.cluster.rendezvous_link import Config, Link, Refused
@@ -26,6 +29,7 @@ from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.shared_log import SharedLog
 from ncclops.cluster.store_values import JobClaim, NodeFacts
+from ncclops.host.kept_running import KeptRunning
 from tests.conftest import clean_environ
 
 LIMIT = timedelta(seconds=60)
@@ -203,3 +207,19 @@ def test_the_process_imports_no_more_of_torch_than_its_rendezvous_needs(
     assert met == messages.Met(0, 1), log.read_text()
     assert ("ImportError: this torch needs more" in log.read_text()) is bool(more)
     assert ("all of torch\n" in log.read_text()) is bool(more)
+
+
+def test_a_rendezvous_process_that_something_has_stopped_goes_on(
+    starts_processes: None, server: dist.TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeptRunning, "PAUSE_S", 0.1)
+
+    async def stop_it() -> None:
+        received: asyncio.Queue[messages.Message] = asyncio.Queue()
+        peers = Peers(config(server, tmp_path, 0), tmp_path / "nodes.log", received.put_nowait)
+        peers.process.send_signal(signal.SIGSTOP)
+        assert await received.get() == messages.Connected()
+        await peers.leave(over=False)
+        assert peers.process.returncode == 0
+
+    asyncio.run(asyncio.wait_for(stop_it(), LIMIT.total_seconds()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import stat
 import subprocess
 import time
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from ncclops.host import process_tree
+from ncclops.host.kept_running import KeptRunning
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
 from tests.conftest import LIMIT_S
@@ -277,6 +279,17 @@ def test_with_the_agent_the_server_goes(agent: Agent) -> None:
     assert not RunPaths(agent.run).socket.exists()
     assert not RunPaths(agent.run).token.exists()
     assert agent.said == []
+
+
+def test_a_server_that_something_has_stopped_goes_on(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KeptRunning, "PAUSE_S", 0.1)
+    agent.request("GET", "/healthz")
+    (pid,) = agent.server.pids
+    os.kill(pid, signal.SIGSTOP)
+    assert agent.command({"action": "stop"})[0] == 202
+    assert agent.server.pids == {pid}
 
 
 def test_a_server_that_was_killed_is_replaced(agent: Agent) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.explain import explain
-from ncclops.env.snapshot import EnvSnapshot, compare, load, take, write
+from ncclops.env.snapshot import EnvSnapshot, compare, is_another_file, load, take, write
 from ncclops.errors import UsageError
 from ncclops.record.event_values import EnvChange
 from ncclops.record.run_record import RUN, RunRecord
@@ -61,6 +61,16 @@ def test_settings_stay(name: str, value: str) -> None:
 def test_explain_does_not_show_a_secret_either() -> None:
     environ = {"NCCL_PSK": "0123456789abcdef0123456789abcdef", "HOME": "/nonexistent"}
     assert explain("NCCL_PSK", environ, torch=None, nccl=None)["here"]["value"] == REDACTED
+
+
+@pytest.mark.parametrize("kept", ["import torch\n", '{"schema": "ncclops.run/1"}', "[]"])
+def test_a_snapshot_may_replace_a_snapshot_and_no_other_file(tmp_path: Path, kept: str) -> None:
+    other, mine, empty = tmp_path / "train.py", tmp_path / "mine.json", tmp_path / "empty"
+    other.write_text(kept, encoding="utf-8")
+    empty.touch()
+    write({}, mine)
+    paths = (other, mine, empty, tmp_path / "absent", Path("/dev/null"))
+    assert list(map(is_another_file, paths)) == [True, False, False, False, False]
 
 
 def test_a_snapshot_survives_its_file(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +18,7 @@ import pytest
 
 from ncclops.agent import hosted_store
 from ncclops.host import process_view
+from ncclops.host.kept_running import KeptRunning
 from ncclops.restart.store_server import _LOG_BYTES
 
 pytestmark = pytest.mark.slow
@@ -45,7 +48,21 @@ def test_the_log_of_the_store_has_an_end_and_the_store_goes_on(
         server.close()
 
 
-def test_a_store_that_something_has_stopped_is_woken_again_and_again(tmp_path: Path) -> None:
+def test_a_loopback_interface_that_is_down_is_named_at_once() -> None:
+    if subprocess.run(["unshare", "--map-root-user", "--net", "true"], check=False).returncode:
+        pytest.skip("no network namespace is to be had")
+    listens = "from ncclops.agent import hosted_store as s; s.listen(host=None, port=0)"
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--net", sys.executable, "-c", listens],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "is the loopback interface up (`ip link set lo up`)?" in done.stderr
+
+
+def test_a_store_that_something_has_stopped_is_woken_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(KeptRunning, "PAUSE_S", 0.1)
     server = hosted_store.serve(
         hosted_store.listen(host=None, port=0), None, tmp_path / "store.log"
     )
@@ -60,7 +77,7 @@ def test_a_store_that_something_has_stopped_is_woken_again_and_again(tmp_path: P
             await asyncio.sleep(0.01)
 
     async def stop_it_twice() -> None:
-        server.keep_running(pause_s=0.1)
+        server.keep_running()
         for _ in range(2):
             server.process.send_signal(signal.SIGSTOP)
             await until(True)

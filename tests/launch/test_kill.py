@@ -161,6 +161,7 @@ def test_sigkill_of_the_agent_leaves_no_process(
     verdict = Run(tmp_path / "run").verdict
     why = "the agent could not go on: it was killed by SIGKILL"
     assert (verdict["outcome"], verdict["reason"]) == ("failed", why)
+    assert verdict["attempts"] == 1
 
 
 def test_sigkill_of_both_at_once_leaves_no_worker(

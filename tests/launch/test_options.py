@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ncclops.launch.options import (
     parse_nproc,
     parse_shown,
     parse_snapshot_every,
+    silent_store,
     target_of,
     with_attached,
 )
@@ -200,3 +202,13 @@ def test_what_python_reads_is_one_whatever_its_first_line(tmp_path: Path, text: 
     path = tmp_path / "train"
     path.write_text(text)
     check_target(Target("script", str(path)))
+
+
+def test_a_store_that_nobody_serves_yet_is_named_before_workers_wait_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environ = {"NCCLOPS_STORE": f"127.0.0.1:{listener.getsockname()[1]}"}
+        assert silent_store({}) is None
+        assert silent_store(environ) is None
+    said = silent_store(environ)
+    assert said is not None
+    assert f"NCCLOPS_STORE={environ['NCCLOPS_STORE']} yet (Connection refused)" in said

@@ -26,7 +26,8 @@ from ncclops.restart._store import relay_client
 from ncclops.restart._store.client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart._store.connections import Connections
 from ncclops.restart._store.relay import Frames, Relay, encode
-from ncclops.restart._store.relay_client import RelayClients, RelayedStore, is_wanted
+from ncclops.restart._store.relay_client import RelayClients, RelayedStore
+from ncclops.restart._store.variables import relay_is_wanted
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.store import job_prefix
 
@@ -551,13 +552,16 @@ def test_where_ranks_share_a_relay(
     chosen: str | None, here: str | None, everywhere: str | None, wanted: bool
 ) -> None:
     given = {"NCCLOPS_STORE_RELAY": chosen, "LOCAL_WORLD_SIZE": here, "WORLD_SIZE": everywhere}
-    assert is_wanted({name: value for name, value in given.items() if value is not None}) is wanted
+    assert (
+        relay_is_wanted({name: value for name, value in given.items() if value is not None})
+        is wanted
+    )
 
 
 @pytest.mark.parametrize("value", ["2", "true", "off", " 1"])
 def test_another_value_is_refused_in_one_line(value: str) -> None:
     with pytest.raises(ValueError, match=f"^NCCLOPS_STORE_RELAY='{value}': 1 .*, 0 .*, or unset"):
-        is_wanted({"NCCLOPS_STORE_RELAY": value})
+        relay_is_wanted({"NCCLOPS_STORE_RELAY": value})
 
 
 def test_a_rank_that_takes_no_answer_holds_up_no_other(on_host: Host) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
 
 if TYPE_CHECKING:
-    import asyncio
+    from ncclops.host.kept_running import KeptRunning
 
 log = logging.getLogger(__name__)
 
@@ -64,33 +63,14 @@ class StoreServer:
         self.address = address
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
-        self._look: asyncio.TimerHandle | None = None
+        self._kept: KeptRunning | None = None
 
-    def keep_running(self, pause_s: float = 3.0) -> None:
-        """From now on, send SIGCONT when the process is found stopped for ``pause_s``.
+    def keep_running(self) -> None:
+        """From now on, have a server that is stopped go on. In the event loop."""
+        # The launcher, which only listens, has no event loop.
+        from ncclops.host.kept_running import KeptRunning
 
-        Every rank that needs the store waits for a stopped server, each for its own timeout. Who
-        stops the whole job, as Slurm does to suspend it, stops this process, too, which then does
-        not look. In the event loop.
-        """
-        import asyncio  # the launcher, which only listens, has no event loop
-
-        def look(was_stopped: bool) -> None:
-            is_stopped = self._is_stopped()
-            if is_stopped and was_stopped:
-                log.warning("the store server (pid %d) was stopped: SIGCONT", self.process.pid)
-                self.process.send_signal(signal.SIGCONT)
-            self._look = loop.call_later(pause_s, look, is_stopped and not was_stopped)
-
-        loop = asyncio.get_running_loop()
-        self._look = loop.call_later(pause_s, look, False)
-
-    def _is_stopped(self) -> bool:
-        try:  # leaves the state as it is, to be asked for again
-            how = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self.process.pid, how) is not None
-        except ChildProcessError:  # it has ended, and that was seen
-            return False
+        self._kept = KeptRunning(self.process, "the store server")
 
     def how_it_ended(self) -> str:
         """In words, once ``pidfd`` says that it has."""
@@ -99,8 +79,8 @@ class StoreServer:
 
     def close(self) -> None:
         """End the server, which has nothing to save."""
-        if self._look is not None:
-            self._look.cancel()
+        if self._kept is not None:
+            self._kept.end()
         self.process.kill()
         self.process.wait()
         os.close(self.pidfd)
@@ -112,6 +92,8 @@ def listen(*, host: str | None, port: int) -> socket.socket:
     ``host`` None is the one-node case: the store is not reachable from outside this machine.
     Raises ``UsageError`` when the port is taken.
     """
+    if host is None:
+        _require_loopback()
     try:
         if host is None:
             return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
@@ -129,6 +111,19 @@ def listen(*, host: str | None, port: int) -> socket.socket:
             f"cannot listen on port {port}, where the store is to be ({why}):"
             f" give another one, {free}"
         ) from error
+
+
+def _require_loopback() -> None:
+    """Raises ``UsageError`` where it is down, as in a new network namespace: one can listen there,
+    and not connect."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((LOOPBACK, 9))  # of UDP: only looks for the way
+        except OSError as error:
+            raise UsageError(
+                f"no way to {LOOPBACK}, where the ranks meet ({error.strerror}): is the loopback"
+                " interface up (`ip link set lo up`)?"
+            ) from None
 
 
 def serve(

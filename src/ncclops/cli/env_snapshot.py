@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclops.cli._options import ChangedExitCodeOption, JsonOption
+from ncclops.cli._options import ChangedExitCodeOption, ForceOption, JsonOption
 from ncclops.cli._output import echo, note, print_json
 
 if TYPE_CHECKING:
@@ -21,18 +21,23 @@ def snapshot(
     keep_secrets: Annotated[
         bool, typer.Option("--keep-secrets", help="Leave values that look like secrets in.")
     ] = False,
+    force: ForceOption = False,
 ) -> None:
     """Write this environment down, secrets taken out, for a later `env compare`."""
     import os
     from pathlib import Path
 
-    from ncclops.env.snapshot import take, write
+    from ncclops.env.snapshot import is_another_file, take, write
     from ncclops.errors import UsageError
     from ncclops.redaction.redactor import REDACTED
 
     if output is None:
         print_json(take(os.environ, keep_secrets=keep_secrets).to_json())
         return
+    if not force and is_another_file(Path(output)):
+        raise UsageError(
+            f"{output} exists and is no snapshot: name another file with -o, or give --force"
+        )
     try:
         taken = write(os.environ, Path(output), keep_secrets=keep_secrets)
     except OSError as error:

@@ -17,6 +17,7 @@ from ncclops.cluster.messages import Message
 from ncclops.cluster.records import Record
 from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.store_values import NodeFacts
+from ncclops.host.kept_running import KeptRunning
 from ncclops.record.regular_file import append_regular
 
 # A rendezvous process that was sent ``leave`` has at most a rendezvous to close.
@@ -56,6 +57,8 @@ class Peers:
                 start_new_session=True,
             )
         asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
+        # Stopped, it sends no heartbeats: the other nodes would go on without this one.
+        self._kept = KeptRunning(self.process, "the rendezvous process")
 
     def meet(self, attempt: int, facts: NodeFacts) -> None:
         """Take part in the next round, with these facts about our node."""
@@ -71,6 +74,7 @@ class Peers:
         self._send(messages.Leave(over))
         with suppress(TimeoutError):  # the kernel does not let it go
             await in_thread(self._wait_for_end, 2 * _LEAVES_WITHIN_S)
+        self._kept.end()
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.control.commands import ControlRefused, Controls, parse_command, run_command
 from ncclops.exhausted import described
+from ncclops.host.kept_running import KeptRunning
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
 from ncclops.record.regular_file import append_regular
@@ -97,24 +98,28 @@ class ControlServer:
         try:
             for _ in range(_MOST_STARTS):
                 try:
-                    reader, writer = await self._start_process()
+                    process, reader, writer = await self._start_process()
                 except OSError as error:
                     self._say(f"the control plane cannot be started: {described(error)}")
                     return
+                kept = KeptRunning(process, "the server of the control plane")
                 try:
                     await self._obey(reader, writer)
                 finally:
+                    kept.end()
                     writer.close()
                     self._end_process()
         finally:
             self._end_process()  # also where the run ended while its link was being opened
         self._say(f"the control plane ended {_MOST_STARTS} times: {self._log()}")
 
-    async def _start_process(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _start_process(
+        self,
+    ) -> tuple[subprocess.Popen[bytes], asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *(listener.fileno() for listener in self._listeners)]
         with theirs, append_regular(self._log()) as output:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 [
                     sys.executable,
                     "-P",  # no modules from the current directory
@@ -132,7 +137,7 @@ class ControlServer:
                 env=os.environ | {RUN_DIR: str(self._run_dir)},  # by which `holders` knows it
                 start_new_session=True,
             )
-        return await asyncio.open_connection(sock=ours)
+        return process, *await asyncio.open_connection(sock=ours)
 
     async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Do what comes in, and answer, until the process has gone."""

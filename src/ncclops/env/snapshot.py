@@ -65,6 +65,17 @@ def take(
     )
 
 
+def is_another_file(path: Path) -> bool:
+    """Whether ``path`` holds something else than a snapshot, which a newer one may replace."""
+    try:
+        if not path.is_file() or not path.stat().st_size:
+            return False
+        ENVIRONMENT.parse(documents.load(path), path)
+    except (OSError, ValueError, UsageError):
+        return True
+    return False
+
+
 def write(
     environ: Mapping[str, str], path: str | PathLike[str], *, keep_secrets: bool = False
 ) -> EnvSnapshot:

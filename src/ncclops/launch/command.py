@@ -49,9 +49,9 @@ from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.profiles.notification import KUBEFLOW_URL
 from ncclops.receipts.log_formats import parse_forms
-from ncclops.record import answer, shared_page, variables
+from ncclops.record import answer, event_log, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
-from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
+from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent, WorkerStartedEvent
 from ncclops.record.run_directory import DirectoryTaken, RunDirectory
 from ncclops.redaction.redactor import Redactor
 from ncclops.schedulers import affinity
@@ -100,6 +100,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
     planned = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
     options.check_compat(planned)
+    options.check_store_variables(planned, nodes=nodes.count)
     if request.require_network:
         options.check_nccl_says(effective(planned))
     around = Surroundings(
@@ -214,6 +215,9 @@ def start(
         control_listeners.append(listen_tcp(request.control_listen, holders.port_in_use))
     if rendezvous is None:
         listener = hosted_store.listen(host=None, port=request.master_port)
+        planned = prepared.plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+        if doubt := options.silent_store(planned):
+            prepared.remarks.append(doubt)
     else:
         node_info = describe_node.bring(prepared, rendezvous, check)
         if doubt := describe_node.doubt(rendezvous):
@@ -293,8 +297,10 @@ def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float,
 
     def conclude() -> None:
         if not run.paths.verdict.exists():
+            events = event_log.read(run.paths.events)
+            begun = {each.attempt for each in events if isinstance(each, WorkerStartedEvent)}
             verdict = conclusion.conclude_crash(
-                run, error, codes=codes, attempts=0, endings=[], seconds=seconds
+                run, error, codes=codes, attempts=len(begun), endings=[], seconds=seconds
             )
             verdict_report.print_crash(verdict, run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +24,7 @@ from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 _SHOWN_CHARS = 80
 _MOST_LINKS = 40  # the kernel's limit
 _BEGINNING_BYTES = 4096
+_STORE_ANSWERS_WITHIN_S = 3.0
 _LAUNCHERS_OWN = re.compile(r"--(?:nproc|rdzv)[-_][a-z_-]+")
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
@@ -335,6 +337,40 @@ def check_compat(environ: Mapping[str, str]) -> None:
     """Raises ``UsageError`` for a value of ``NCCLOPS_COMPAT`` that no worker knows."""
     if (given := environ.get(COMPAT, "nvrx")) != "nvrx":
         raise UsageError(f"{COMPAT}={given}: only nvrx is known: correct or unset it")
+
+
+def check_store_variables(environ: Mapping[str, str], *, nodes: int) -> None:
+    """Raises ``UsageError`` for a variable of the restart core's that every worker would refuse.
+
+    On several nodes the agents give the workers the store's address.
+    """
+    from ncclops.restart._store import addresses, variables  # not loaded for each command
+
+    try:
+        if nodes == 1:
+            variables.external_store(environ)
+        variables.relay_is_wanted(environ)
+        addresses.chosen_address(environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def silent_store(environ: Mapping[str, str]) -> str | None:
+    """A remark if nobody answers at ``NCCLOPS_STORE`` yet: workers wait for it for minutes."""
+    from ncclops.restart._store import addresses, variables
+
+    if (store := variables.external_store(environ)) is None:
+        return None
+    host, port = store
+    try:
+        address = addresses.resolve(host, _STORE_ANSWERS_WITHIN_S)[0]
+        socket.create_connection((address, port), _STORE_ANSWERS_WITHIN_S).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return (
+            f"no store answers at {variables.STORE}={host}:{port} yet ({why}): workers wait for it"
+        )
+    return None
 
 
 def check_nccl_says(environ: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from ncclops.restart import store_server
 from ncclops.restart._store.addresses import is_numeric, one_short_query, resolve
+from ncclops.restart._store.variables import external_store
 from ncclops.restart.exception import RestartError
 
 
@@ -109,14 +110,13 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
         use_libuv: bool = True,
     ) -> None:
         del multi_tenant
-        external = os.environ.get("NCCLOPS_STORE")
-        if external:
-            host_name, port = parse_address(external, "NCCLOPS_STORE")
+        if (external := external_store(os.environ)) is not None:
+            host_name, port = external
         host = host_name if host_name is not None else _required("MASTER_ADDR", "host_name")
         port = port if port is not None else int(_required("MASTER_PORT", "port"))
         if world_size is None:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        hosts = not external and os.environ.get("RANK", "0") == "0"
+        hosts = external is None and os.environ.get("RANK", "0") == "0"
         reap = _host_server(port) if hosts else None
         # By address: a name server that hangs later does not keep a rank from connecting again.
         with _first_contact(host, port, timeout) as address, one_short_query():
@@ -203,16 +203,6 @@ def job_prefix() -> str:
         *("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
     )
     return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
-
-
-def parse_address(text: str, source: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` (``[v6]:port``). Raises ``ValueError`` naming ``source``."""
-    host, _, port = text.rpartition(":")
-    # The length first: Python refuses to read thousands of digits.
-    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
-    if not host or not 0 < number < 65536:
-        raise ValueError(f"{source}={text[:80]!r}: expected host:port, such as node0:29400")
-    return host.strip("[]"), number
 
 
 def _host_server(port: int) -> Callable[[], object] | None:

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
 log = logging.getLogger("ncclops.restart")
@@ -128,17 +128,25 @@ def reachable_host() -> str:
     passed over, with a warning. Raises ``ValueError`` when ``NCCLOPS_RESTART_HOST`` is a name that
     does not exist.
     """
-    chosen, master = os.environ.get("NCCLOPS_RESTART_HOST"), os.environ.get("MASTER_ADDR")
-    if chosen:
-        try:
-            return _seen_from_outside(resolve(chosen, _OPTIONAL_NAME_WITHIN_S)[0], chosen)
-        except TimeoutError as error:
-            log.warning("NCCLOPS_RESTART_HOST: %s: put the address there, or in /etc/hosts", error)
-        except OSError as error:
-            raise ValueError(
-                f"NCCLOPS_RESTART_HOST={chosen!r}: {error}; put this host's address there"
-            ) from error
+    if (chosen := chosen_address(os.environ)) is not None:
+        return chosen
+    master = os.environ.get("MASTER_ADDR")
     return _local_end_of_route_to_master(master) if master else "127.0.0.1"
+
+
+def chosen_address(environ: Mapping[str, str]) -> str | None:
+    """That of ``NCCLOPS_RESTART_HOST``, as ``reachable_host``; None where that is not known."""
+    if not (chosen := environ.get("NCCLOPS_RESTART_HOST")):
+        return None
+    try:
+        return _seen_from_outside(resolve(chosen, _OPTIONAL_NAME_WITHIN_S)[0], chosen)
+    except TimeoutError as error:
+        log.warning("NCCLOPS_RESTART_HOST: %s: put the address there, or in /etc/hosts", error)
+        return None
+    except OSError as error:
+        raise ValueError(
+            f"NCCLOPS_RESTART_HOST={chosen[:80]!r}: {error}; put this host's address there"
+        ) from error
 
 
 def _local_end_of_route_to_master(master: str) -> str:

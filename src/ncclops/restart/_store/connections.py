@@ -27,7 +27,7 @@ from ncclops.restart._process import keep_alive
 from ncclops.restart._store.addresses import resolve
 from ncclops.restart._store.client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart._store.relay_client import RelayClients, RelayedStore
-from ncclops.restart._store.relay_client import is_wanted as relay_is_wanted
+from ncclops.restart._store.variables import relay_is_wanted
 from ncclops.restart.log import logged
 from ncclops.restart.settings import Settings
 from ncclops.restart.store import (

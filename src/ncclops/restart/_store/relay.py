@@ -6,7 +6,7 @@ with requests of its own. In a job of several hosts the ranks of a host share a 
 connect to it over a Unix socket, and it has two connections to the store, whatever the number of
 its ranks: one for requests, and one that waits for a key. (torch's client takes no request while
 it waits; where several keys are waited for at once there is one more for each.) See
-``_store.relay_client.is_wanted`` for where they do.
+``_store.variables.relay_is_wanted`` for where they do.
 
 What it saves:
 

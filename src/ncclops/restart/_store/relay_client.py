@@ -19,7 +19,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -37,24 +37,6 @@ _MOST_SILENT_BEATS = 5
 _UP_WITHIN_S = 10.0
 # Binding and connecting may each meet a relay that ends just then.
 _MOST_MEETINGS = 10
-
-
-def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the ranks of this host are to share a relay; the same for all of them.
-
-    As ``NCCLOPS_STORE_RELAY`` says, or else where there are several, in a job of several hosts: the
-    ranks of a single host have no network before the store. Raises ``ValueError``.
-    """
-    chosen = environ.get("NCCLOPS_STORE_RELAY", "")
-    if chosen not in ("", "0", "1"):
-        raise ValueError(
-            f"NCCLOPS_STORE_RELAY={chosen!r}: 1 (the ranks of a host share a connection to the "
-            "store), 0 (they do not), or unset (where it pays)"
-        )
-    if chosen:
-        return chosen == "1"
-    here, everywhere = (environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    return here.isdecimal() and everywhere.isdecimal() and 1 < int(here) < int(everywhere)
 
 
 class RelayClients:
