@@ -9,6 +9,13 @@ from ncclops.env.catalogue import LIBNCCL, Variable
 
 _WORDS = frozenset(["y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"])
 _TRUE = frozenset(["y", "yes", "1", "t", "true", "on"])
+# Words that mean a yes, where 1 is what is taken for one.
+_YES = frozenset(["y", "yes", "t", "true", "on", "enable", "enabled"])
+# Components whose readers know words for a yes, or of which that is not known.
+_OWN_WORDS = frozenset(["libfabric", "nccl-plugin-gcp", "nvshmem", "sharp", "ucx"])
+# What scripts and Python read, who know ~.
+_OF_SHELLS = frozenset(["build", "inductor", "launcher", "nvrx", "pytorch-logging", "elastic"])
+_PATH_LISTS = frozenset(["LD_LIBRARY_PATH", "LD_PRELOAD"])
 # What strtoll takes with base 0: NCCL's own reading of a number.
 _INTEGER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|\d+)\s*")
 # No number that is read has more characters.
@@ -38,12 +45,13 @@ def problem_with(variable: Variable, value: str) -> str | None:
     check = variable.check
     if not value.strip():
         return None  # set and empty: NCCL and torch take it as not set, or as a word of their own
+    shown = "" if variable.kind == "secret" else f"{value!r}: "
     for pattern, why in check.get("never", {}).items():
         if re.search(pattern, value):
-            return f"{value!r}: {why}"
+            return f"{shown}{why}"
     for pattern, why in check.get("must", {}).items():
         if not re.search(pattern, value):
-            return f"{value!r}: {why}"
+            return f"{shown}{why}"
     if "choices" in check:
         return _not_among(variable, value)
     if "list_of" in check:
@@ -62,7 +70,21 @@ def doubt_about(variable: Variable, value: str) -> str | None:
     for pattern, why in variable.check.get("doubt", {}).items():
         if re.search(pattern, value.strip()):
             return f"{value!r}: {why}"
+    if variable.kind == "path" and variable.component not in _OF_SHELLS and value[0] == "~":
+        return f"{value!r}: no shell has put a directory in the place of ~, and its reader does not"
+    if variable.name in _PATH_LISTS and re.search(r"(?:^|:)~", value):
+        return f"{value!r}: ~ is a directory of this name here; write the whole path, or $HOME"
+    if variable.kind == "bool" and _is_no_switch(variable, value.strip()):
+        return f"{value!r}: it takes 1 or 0"
     return None
+
+
+def _is_no_switch(variable: Variable, value: str) -> bool:
+    """Whether a switch that takes 1 or 0 is given another number, or a word that may be a no."""
+    if value.isdigit():
+        return "integer" in variable.check and value.lstrip("0") not in ("", "1")
+    takes_numbers = not variable.check and variable.accepts in ("0/1", "1/0", "1 enables")
+    return takes_numbers and variable.component not in _OWN_WORDS and value.lower() in _YES
 
 
 def _not_among(variable: Variable, value: str) -> str | None:
@@ -85,7 +107,9 @@ def _list_problem(variable: Variable, value: str) -> str | None:
     functions = value.split(";")
     for function in functions:
         words = function.rpartition(":")[2].removeprefix("^")
-        for word in re.split(r"[,]", words):
+        for entry in words.split(","):
+            anywhere = "excludes_anywhere" in variable.check
+            word = entry.strip().removeprefix("^") if anywhere else entry
             if word.strip() and word.strip().upper() not in known:
                 names = ", ".join(variable.check["list_of"])
                 return f"{word.strip()!r} is not one of {names}"

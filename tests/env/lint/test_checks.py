@@ -59,6 +59,21 @@ def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, LintFi
         ("NCCL_SOCKET_FAMILY", "IPV4", "is not one of AF_INET"),
         ("NCCL_DEBUG", "'INFO'", "the quotes in 'INFO' are part of the value"),
         ("NCCL_DEBUG", "INFO ", "they are part of the value"),
+        ("NCCL_COMM_ID", "10.0.0.1:70000", "up to 65535"),
+        ("NCCL_RAS_ADDR", "localhost:99999", "up to 65535"),
+        ("NCCL_IB_RAIL_POLICY", "CX8", "it takes NONE, CX9"),
+        ("NCCL_PROXY_CPUSET", "8..15", "as in 0-3,8"),
+        ("NCCL_PAT_ENABLE", "3", "is not one of 0, 1, 2"),
+        ("NCCL_MNNVL_UUID", "abc", "is not a whole number"),
+        ("NCCL_NETDEVS_POLICY", "MAX", "it takes AUTO, ALL or MAX:N"),
+        ("NCCL_SOCKET_MAGIC", "-1", "not negative"),
+        ("NCCL_RAS_TIMEOUT_FACTOR", "0", "above 0"),
+        ("OFI_NCCL_USE_IPV6_TCP", "yes", "it takes 1 or 0, true or false"),
+        ("OFI_NCCL_EAGER_MAX_SIZE", "8k", "is not a whole number"),
+        ("OFI_NCCL_TUNER_TYPE", "auto", "is not one of Internal, Region, Model"),
+        ("OFI_NCCL_NET_LATENCY", "75us", "it is not a number"),
+        ("UCX_IB_GID_INDEX", "-1", "it takes auto or a number"),
+        ("OMP_PROC_BIND", "yes", "it takes true, false"),
     ],
 )
 def test_a_value_that_its_reader_does_not_take(name: str, value: str, message: str) -> None:
@@ -72,6 +87,16 @@ def test_a_value_that_its_reader_does_not_take(name: str, value: str, message: s
     [
         ("NCCL_DEBUG", "info"),
         ("NCCL_DEBUG_SUBSYS", "^COLL,net"),
+        ("NCCL_COMM_ID", "[fe80::1]:65535"),
+        ("NCCL_IB_HCA", "=Ethernet 4,Ethernet 10"),
+        ("NCCL_IB_HCA", "=mlx5_0::0:0,mlx5_1:1:0:1"),
+        ("NCCL_NETDEVS_POLICY", "max:1"),
+        ("NCCL_PROXY_CPUSET", "0-3,8"),
+        ("NCCL_PSK", "x" * 32),
+        ("NCCL_DEBUG_FILE", "/tmp/100%%.%h.%p"),
+        ("OFI_NCCL_USE_IPV6_TCP", "True"),
+        ("OFI_NCCL_EAGER_MAX_SIZE", "-1"),
+        ("OMP_PROC_BIND", "spread,close"),
         ("NCCL_ALGO", "^NVLS"),
         ("NCCL_ALGO", "allreduce:tree,ring;broadcast:ring"),
         ("NCCL_PROTO", "^LL128"),
@@ -100,11 +125,73 @@ def test_a_value_that_its_reader_takes(name: str, value: str) -> None:
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
         ("TORCH_NCCL_IB_HCA", "NCCL_IB_HCA"),
         ("NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        ("NCCLDEBUG", "NCCL_DEBUG"),
+        ("NCC_IB_HCAS", "NCCL_IB_HCA"),
+        ("FI_EFA_USE_DEVICE_RMDA", "FI_EFA_USE_DEVICE_RDMA"),
+        ("UCX_NET_DEVICE", "UCX_NET_DEVICES"),
     ],
 )
 def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
     finding = found(**{name: "1"})["unknown-name"]
     assert finding.remedy.startswith(f"did you mean {meant}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_DEBUG_FILE", "/tmp/nccl.%x.%p"),
+        ("NCCL_DEBUG_FILE", "stdout"),
+        ("NCCL_CONF_FILE", "~/nccl.conf"),
+        ("TORCH_FR_DUMP_TEMP_FILE", "~/fr_"),
+        ("LD_LIBRARY_PATH", "/opt/lib:~/lib"),
+        ("NCCL_SOCKET_IFNAME", "10.0.0.1"),
+        ("NCCL_IB_HCA", "mlx5_[0-3]"),
+        ("NCCL_ALGO", "Ring:Tree"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,^NET"),
+        ("NCCL_COLLNET_ENABLE", "5"),
+        ("TORCH_DIST_INIT_BARRIER", "true"),
+        ("UCX_MEMTYPE_CACHE", "false"),
+        ("NCCL_FASTRAK_NUM_FLOWS", "two"),
+    ],
+)
+def test_a_value_that_is_hardly_meant(name: str, value: str) -> None:
+    assert found(**{name: value})["unlikely-value"].level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCH_DIST_INIT_BARRIER", "false"),
+        ("FI_EFA_RX_COPY_OOO", "true"),
+        ("NCCL_IB_DISABLE", "01"),
+        ("NCCL_DEBUG_FILE", "/home/me/~nccl.%p"),
+        ("TORCH_LOGS_OUT", "~/torch.log"),
+    ],
+)
+def test_a_value_that_may_well_be_meant(name: str, value: str) -> None:
+    assert {"bad-value", "unlikely-value"}.isdisjoint(found(**{name: value}))
+
+
+def test_a_key_that_is_too_short_is_not_shown() -> None:
+    message = found(NCCL_PSK="my-short-key")["bad-value"].message
+    assert "less than 32" in message and "my-short-key" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "expanded"),
+    [
+        ("export NCCL_CONF_FILE=~/nccl.conf", True),
+        ("export LD_LIBRARY_PATH=~/lib:~/lib2", True),
+        ("mpirun -x NCCL_CONF_FILE=~/nccl.conf ./train", True),
+        ("setenv NCCL_CONF_FILE ~/nccl.conf", True),
+        ('export NCCL_CONF_FILE="~/nccl.conf"', False),
+        ("export NCCL_CONF_FILE='~/nccl.conf'", False),
+        ("export NCCL_CONF_FILE=\\~/nccl.conf", False),
+    ],
+)
+def test_a_shell_puts_the_home_directory_where_no_quote_is(line: str, expanded: bool) -> None:
+    rules = {finding.rule for finding in lint(LintedSettings(parse(line, "shell")), NOWHERE)}
+    assert ("unlikely-value" not in rules) is expanded
 
 
 @pytest.mark.parametrize("name", ["NCCL_ROOT", "NCCL_VERSION", "MY_NCCL_THING", "TORCH_HOME"])

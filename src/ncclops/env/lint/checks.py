@@ -128,9 +128,11 @@ def _misspelt_prefix(name: str) -> tuple[str, ...]:
     for wrong, right in MISSPELT_PREFIXES.items():
         if name.startswith(wrong):
             meant = right + name.removeprefix(wrong)
-            return (meant,) if meant in catalogue() else ()
-    if name.startswith("FI_"):
+            return (meant,) if meant in catalogue() else nearest_names(meant)
+    if name.startswith(("FI_", "UCX_")):
         return _one_letter_off(name)
+    if name.startswith("NCCL") and (meant := _without_underscores().get(name.replace("_", ""))):
+        return (meant,)
     if not is_covered(name) and (slip := _slip_of_another(name)):
         return (slip,)
     upper = name.upper()
@@ -149,24 +151,34 @@ def _slip_of_another(name: str) -> str | None:
             for other, variable in catalogue().items()
             if len(other) >= _LONG_NAME
             and not is_covered(other)
-            and variable.component not in (*_OF_SCRIPTS, "libfabric")
+            and variable.component not in (*_OF_SCRIPTS, "libfabric", "ucx")
             and _is_one_off(name, other)
         ),
         None,
     )
 
 
-def _one_letter_off(name: str) -> tuple[str, ...]:
-    """The libfabric variable that has one letter more or less than ``name``.
+@cache
+def _without_underscores() -> dict[str, str]:
+    """NCCL's names without their underscores: ``NCCLDEBUG``."""
+    return {
+        name.replace("_", ""): name
+        for name, variable in catalogue().items()
+        if name.startswith("NCCL_") and variable.component not in _OF_SCRIPTS
+    }
 
-    libfabric has more names than the catalogue; another letter may make another of them (TX, RX).
+
+def _one_letter_off(name: str) -> tuple[str, ...]:
+    """The variable of libfabric or UCX that ``name`` is with a letter too many, missing or moved.
+
+    They have more names than the catalogue; another letter may make another of them (TX, RX).
     """
     for other, variable in catalogue().items():
-        longer, shorter = sorted((name, other), key=len, reverse=True)
+        same_letters = len(other) == len(name) and sorted(other) == sorted(name)
         if (
-            variable.component == "libfabric"
-            and len(longer) == len(shorter) + 1
-            and any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+            variable.component in ("libfabric", "ucx")
+            and (len(other) != len(name) or same_letters)
+            and _is_one_off(name, other)
         ):
             return (other,)
     return ()

@@ -80,6 +80,9 @@ _OPERATOR = re.compile(
 )
 _BLANK = re.compile(r"(?:[ \t\r]|\\\n)+")
 _PLAIN = re.compile(r"[^\s;&|'\"\\$`<>(){#]+")
+# Where a shell puts the home directory: at the begin of a word or of the value of an assignment.
+_HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=[/:]|$)")
+_A_HOME = "/home/user"
 _GATHERS = re.compile(r"\$\(\s*+(?=cat\s*+<<-?[^<])")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .:/-]{0,60}>")
 # One that stands alone: no file is read and none written where only options or nothing follow.
@@ -198,7 +201,9 @@ class _Lexer:
             piece, known = self._piece(character)
             constant = constant and known
             pieces.append(piece)
-        word = Word("".join(pieces), constant, quoted, line, text[start : self.position])
+        raw = text[start : self.position]
+        value = _at_home("".join(pieces), raw) if "~" in raw else "".join(pieces)
+        word = Word(value, constant, quoted, line, raw)
         if self._expects is not None:
             document, self._expects = self._expects, None
             document.delimiter = re.sub(r"['\"\\]", "", word.raw)
@@ -312,6 +317,14 @@ def _in_double_quotes(inner: str) -> tuple[str, bool]:
     value = _FALLBACK.sub(lambda match: match[1].strip("'\""), inner)
     known = DYNAMIC.search(re.sub(r"\\.", "", value)) is None and value != "$"
     return re.sub(r"\\(\n|[\"\\$`])", lambda m: "" if m[1] == "\n" else m[1], value), known
+
+
+def _at_home(text: str, raw: str) -> str:
+    """``text`` with a path where a shell puts the home directory: for a ``~`` without quotes."""
+    if _HOME.match(raw) is None:
+        return text
+    text = text.replace("~", _A_HOME, 1)
+    return text if "'" in raw or '"' in raw else text.replace(":~/", f":{_A_HOME}/")
 
 
 def script_of(word: Word) -> str:
