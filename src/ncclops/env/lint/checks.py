@@ -131,8 +131,8 @@ def _misspelt_prefix(name: str) -> tuple[str, ...]:
             return (meant,) if meant in catalogue() else nearest_names(meant)
     if name.startswith(("FI_", "UCX_")):
         return _one_letter_off(name)
-    if name.startswith("NCCL") and (meant := _without_underscores().get(name.replace("_", ""))):
-        return (meant,)
+    if name.startswith("NCCL") and (slip := _without_underscores().get(name.replace("_", ""))):
+        return (slip,)
     if not is_covered(name) and (slip := _slip_of_another(name)):
         return (slip,)
     upper = name.upper()

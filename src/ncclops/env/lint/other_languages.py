@@ -18,6 +18,17 @@ from ncclops.env.lint.words import NAME, is_open
 _QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'[^']*'"
 _VALUE = rf"(?P<value>{_QUOTED}|(?:(?!,[\"']?[A-Z][A-Z0-9_]*=)[^\s\"';#{{}}\[\]()])+)"
 _HAS_EXPANSION = re.compile(r"%\w+%|\$")
+# What may stand behind a value that is a literal: all else makes an expression of it.
+_ENDS_LITERAL = re.compile(r"\s*(?:[,;}\])#]|//|--|$)")
+_GOES_ON = re.compile(r"\s*(?:\+|\.\.|\?|\()")
+_TO_SEE = re.compile(rf"{_QUOTED}|(?P<comment>\s(?:#|//).*)")
+_BLOCK_COMMENTS = (("/*", "*/"), ("--[[", "]]"), ("<#", "#>"), ("{#", "#}"))
+_TEXTS = re.compile(r"\"\"\"|'''|\|\|\||(?<!['$])''(?!['$\\])")
+# Keys whose values are for people, whatever they say of variables.
+_FOR_PEOPLE = re.compile(
+    r"(?i)\s*[\"']?(?:description|title|summary|help|docs?|documentation|comment|about|message"
+    r"|error_message|readme)[\"']?\s*[=:]"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ _LANGUAGES = {
             re.compile(rf"(?i)\bset\s+(?P<name>{NAME})=(?P<value>[^&|<>\"]*)"),
             re.compile(rf"(?i)\bsetx\s+(?P<name>{NAME})\s+{_VALUE}"),
         ),
-        re.compile(r"(?i)\s*(?:rem\b|::)"),
+        re.compile(r"(?i)\s*@?(?:rem\b|::|echo\b[^&]*$)"),
         re.compile(r"\(\s*$"),
         re.compile(r"^\s*\)"),
         True,
@@ -86,11 +97,38 @@ _LANGUAGES = {
 def read_lines(text: str, kind: str, found: Found, line: int = 1) -> None:
     """Tell ``found`` what ``text`` sets, ``kind`` being its language."""
     language = _LANGUAGES[kind]
+    for begin, end in _BLOCK_COMMENTS:
+        text = _without(text, begin, end)
+    if kind == "powershell":
+        text = _without(_without(text, '@"\n', '\n"@'), "@'\n", "\n'@")
     rows = _joined(text, line, "`" if kind == "powershell" else "^" if kind == "batch" else "")
     if language.is_program:
         _program(language, rows, found)
     else:
         _tables(language, rows, found)
+
+
+def _without(text: str, begin: str, end: str) -> str:
+    """``text`` without what stands between the two signs, where the first one begins a line."""
+    pieces, position, stop = list[str](), 0, 0
+    at = text.find(begin)
+    while at >= 0:
+        if stop < at + len(begin):
+            stop = text.find(end, at + len(begin))
+        if stop < 0:
+            break
+        # indented by 200 blanks at most: a line may be long, and is not read again from each sign
+        before = "\n" * (at < 200) + text[max(0, at - 200) : at]
+        if begin[-1] == "\n" or ("\n" in before and not before.rpartition("\n")[2].strip()):
+            pieces += [text[position:at], "\n" * text.count("\n", at, stop + len(end))]
+            position = stop + len(end)
+        at = text.find(begin, max(position, at + 1))
+    return "".join([*pieces, text[position:]])
+
+
+def _without_end_comment(row: str) -> str:
+    found = next((m for m in _TO_SEE.finditer(row) if m["comment"]), None)
+    return row[: found.start()] if found else row
 
 
 def _program(language: _Language, rows: Iterator[tuple[int, str]], found: Found) -> None:
@@ -99,7 +137,9 @@ def _program(language: _Language, rows: Iterator[tuple[int, str]], found: Found)
     for number, row in rows:
         if language.comment.match(row):
             continue
-        for setting in _of_row(language, row, number):
+        parts = re.split(r"(?i)\)\s*(?=else\b)", row) if language is _LANGUAGES["batch"] else [row]
+        settings = [setting for part in parts for setting in _of_row(language, part, number)]
+        for setting in settings:
             if depth or language.begins.search(row):
                 choices = scope.alternatives(complete=False)
                 with choices.branch():
@@ -116,10 +156,20 @@ def _program(language: _Language, rows: Iterator[tuple[int, str]], found: Found)
 def _tables(language: _Language, rows: Iterator[tuple[int, str]], found: Found) -> None:
     """A script within, such as user data or a hook, is one that ``export`` shows."""
     table: list[Setting] = []
-    waiting = ""
-    for number, row in rows:
+    waiting, text, for_people = "", "", False
+    for number, whole in rows:
+        row = _without_end_comment(whole)
         if language.comment.match(row):
             continue
+        inside = text
+        for sign in _TEXTS.findall(row):
+            text = sign if not text else "" if sign == text else text
+        if not inside:
+            for_people = _FOR_PEOPLE.match(row) is not None
+        if for_people:
+            continue
+        if inside and re.match(rf"\s*{NAME}\s*(?:=\s|:|\s=)", row):
+            continue  # of a text, only what a shell would take
         if re.match(r"\s*(?:export|setenv)\s", row):
             read_shell(row, found, line=number)
             continue
@@ -153,7 +203,27 @@ def _of_row(language: _Language, row: str, number: int) -> Iterator[Setting]:
             name = match["name"]
             if is_setting_of_interest(name) and name not in seen:
                 seen.add(name)
-                yield Setting(name, _known(match["value"]), number)
+                literal = language.is_program or _is_literal(match)
+                value = match["value"]
+                if language is _LANGUAGES["batch"] and re.search(r"\(\s*@?set\b", row):
+                    value = value.rstrip().removesuffix(")")
+                yield Setting(name, _known(value) if literal else None, number)
+
+
+def _is_literal(match: re.Match[str]) -> bool:
+    """Whether the value is written here, and no expression gives it.
+
+    What has blanks around its sign is no word of a command, so nothing may follow the value there.
+    """
+    row, end, begin = match.string, match.end(), match.start("value")
+    value = match["value"]
+    if match.end("value") != end:
+        return True
+    if value[0] in "'\"":
+        return _GOES_ON.match(row, end) is None
+    if row.startswith("(", end):
+        return False
+    return not row[begin - 1].isspace() or _ENDS_LITERAL.match(row, end) is not None
 
 
 def _known(text: str) -> str | None:
@@ -163,6 +233,8 @@ def _known(text: str) -> str | None:
         text = text[1:-1]
     elif re.fullmatch(r"true|false|null|none|nil|(?:var|local|each|lib|self|config)\..*", text):
         return None
+    elif re.fullmatch(r"[+-]?\d+(?:_\d+)+", text):
+        text = text.replace("_", "")
     return None if is_open(text) or _HAS_EXPANSION.search(text) else text
 
 
@@ -232,7 +304,9 @@ _MAKE_SETS = re.compile(
     rf"(?:(?P<export>export)\s+)?(?P<name>{NAME})\s*[:?+]?:?:?=(?!=)\s*(?P<value>.*)"
 )
 _MAKE_EXPORTS = re.compile(r"export(?:\s+(?P<names>[\w ]+))?|\.EXPORT_ALL_VARIABLES:.*")
-_MAKE_RECIPE = re.compile(r"(?:\t| {2,})\s*[@-]*")
+_MAKE_RECIPE = re.compile(r"\t\s*[@-]*")
+_JUST_RECIPE = re.compile(r"(?:\t| {2,})\s*[@-]*")
+_OF_MAKE = re.compile(r"^(?:\t|ifn?(?:eq|def)\b|endif\b|define\b|\.PHONY\b|-?include\b)", re.M)
 _JUST_SETS = re.compile(rf"export\s+(?P<name>{NAME})\s*:=\s*{_VALUE}.*")
 
 
@@ -244,8 +318,10 @@ def read_make(text: str, found: Found, line: int = 1) -> None:
     scope = Scope(found)
     variables: dict[str, str] = {}
     recipe: list[tuple[int, str]] = []
+    of_recipes = _MAKE_RECIPE if _OF_MAKE.search(text) else _JUST_RECIPE
+    text = _without(text, "define ", "\nendef")
     for number, row in _joined(text, line, "\\"):
-        if match := _MAKE_RECIPE.match(row):
+        if match := of_recipes.match(row):
             recipe.append((number, row[match.end() :]))
             continue
         bare = re.sub(r"^[\w./%-]+\s*:\s*(?=export\s)", "", row.strip())
@@ -256,7 +332,9 @@ def read_make(text: str, found: Found, line: int = 1) -> None:
         variables[match["name"]] = value
         exported = bare.startswith("export") or everything or match["name"] in named
         if match.re is _JUST_SETS:
-            value = value.strip("'\"")
+            rest = bare[match.end("value") :]
+            is_literal = re.match(r"\s*(?:#|$)", rest) is not None
+            value = value.strip("'\"") if is_literal else "$"
         known = None if is_open(value) or _HAS_EXPANSION.search(value) else value
         scope.assign(Setting(match["name"], known, number, exported))
     scope.close()

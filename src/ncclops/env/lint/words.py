@@ -85,6 +85,7 @@ _HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=[/:]|$)")
 _A_HOME = "/home/user"
 _GATHERS = re.compile(r"\$\(\s*+(?=cat\s*+<<-?[^<])")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .:/-]{0,60}>")
+_FILLED_IN = re.compile(r"<%=?[^%\n]{0,200}%>")
 # One that stands alone: no file is read and none written where only options or nothing follow.
 _PLACEHOLDER_ALONE = re.compile(rf"{_PLACEHOLDER.pattern}(?=[ \t]*(?:\\?\n|\Z)|[ \t]+-)")
 _SPECIAL = re.compile(r"['\"(){}\\]|\$[({]")
@@ -140,7 +141,10 @@ class _Lexer:
     def _placeholder_alone(self) -> bool:
         """Whether ``<name>`` stands here for what a reader is to write, as a word of its own."""
         at = self.position
-        return self.text[at] == "<" and _PLACEHOLDER_ALONE.match(self.text, at) is not None
+        return self.text[at] == "<" and (
+            _PLACEHOLDER_ALONE.match(self.text, at) is not None
+            or _FILLED_IN.match(self.text, at) is not None
+        )
 
     def _advance(self, end: int) -> None:
         self.line += self.text.count("\n", self.position, end)
@@ -191,7 +195,9 @@ class _Lexer:
             if character in " \t\r\n;&|)" or bracket:
                 break
             if character in "<>(" and (self.position > start or self._placeholder_alone()):
-                placeholder = _PLACEHOLDER.match(text, self.position) if character == "<" else None
+                placeholder = _PLACEHOLDER.match(text, self.position) or _FILLED_IN.match(
+                    text, self.position
+                )
                 if placeholder is None:
                     break
                 constant = False
