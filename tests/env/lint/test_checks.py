@@ -172,6 +172,11 @@ def test_a_value_that_may_well_be_meant(name: str, value: str) -> None:
     assert {"bad-value", "unlikely-value"}.isdisjoint(found(**{name: value}))
 
 
+def test_a_level_under_a_misspelt_prefix() -> None:
+    assert found(NCC_INFO="INFO")["unknown-name"].remedy == "did you mean NCCL_DEBUG?"
+    assert found(NCC_CODES="INFO1") == {}
+
+
 def test_a_key_that_is_too_short_is_not_shown() -> None:
     message = found(NCCL_PSK="my-short-key")["bad-value"].message
     assert "less than 32" in message and "my-short-key" not in message

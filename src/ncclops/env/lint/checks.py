@@ -107,7 +107,7 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
         return
     if not setting.exported or setting.expanded:  # what a script expands itself is its own
         return
-    near = nearest_names(name) if is_covered(name) else _misspelt_prefix(name)
+    near = nearest_names(name) if is_covered(name) else _misspelt_prefix(setting)
     is_place = _PLACES.fullmatch(name) is not None or _PATH.match(setting.value or "") is not None
     if is_place:
         near = tuple(other for other in near if _is_slip_of(name, other))
@@ -123,12 +123,16 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     )
 
 
-def _misspelt_prefix(name: str) -> tuple[str, ...]:
-    """The name that ``NCLL_DEBUG`` or ``nccl_debug`` was meant to be, if there is one."""
+def _misspelt_prefix(setting: Setting) -> tuple[str, ...]:
+    """The name that ``NCLL_DEBUG``, ``nccl_debug`` or ``NCC_INFO=INFO`` was meant to be, if any."""
+    name = setting.name
     for wrong, right in MISSPELT_PREFIXES.items():
         if name.startswith(wrong):
             meant = right + name.removeprefix(wrong)
-            return (meant,) if meant in catalogue() else nearest_names(meant)
+            if meant in catalogue():
+                return (meant,)
+            is_level = (setting.value or "").upper() in catalogue()["NCCL_DEBUG"].check["choices"]
+            return nearest_names(meant) or (("NCCL_DEBUG",) if is_level else ())
     if name.startswith(("FI_", "UCX_")):
         return _one_letter_off(name)
     if name.startswith("NCCL") and (slip := _without_underscores().get(name.replace("_", ""))):
