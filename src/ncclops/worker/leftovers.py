@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 
@@ -46,7 +47,8 @@ class _AtExit:
 
 def _under_import() -> str | None:
     """The module whose code runs to import it: the innermost, if there are several."""
-    frame, called = sys._getframe(2), None
+    frame: FrameType | None = sys._getframe(2)
+    called: FrameType | None = None
     while frame is not None:
         if called is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
             return str(called.f_globals.get("__name__"))
