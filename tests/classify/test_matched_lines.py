@@ -339,3 +339,26 @@ def test_an_exception_of_those_who_waited_for_a_dead_worker_is_an_echo() -> None
     raised = b'    raise ConfigurationError("cancelled")\n'
     assert classify_bytes(raised, LOADED).verdict.class_ == "user-error"
     assert classify_bytes(died + raised, LOADED).verdict.class_ == "peer-exit"
+
+
+IGNORED = (
+    b"step 1 loss 2\n"
+    b"%sException ignored in: <function Loader.__del__ at 0x7f>\n"
+    b"%sTraceback (most recent call last):\n"
+    b'%s  File "/w/t.py", line 9, in __del__\n'
+    b"%s    raise ValueError(self.file)\n"
+)
+
+
+@pytest.mark.parametrize("cut", [1, 1 << 18])
+@pytest.mark.parametrize("prefix", [b"", b"[rank1]: ", b"3: "])
+def test_an_exception_that_python_ignored_ended_nothing(prefix: bytes, cut: int) -> None:
+    """One of a destructor, as a rule: what ended the program came after it, if it ended."""
+    ignored = IGNORED.replace(b"%s", prefix)
+    its_last = prefix + b"ValueError: train.bin\n"
+    assert scan(ignored + its_last, cut).verdict.class_ != "user-error"
+    raised = its_last + b"Traceback (most recent call last):\nKeyError: 'lr'\n"
+    report = scan(ignored + raised, cut)
+    assert (report.verdict.class_, report.evidence[0].line) == ("user-error", 8)
+    assert len([each for each in report.evidence if each.line < 7]) == 0
+    assert_found(scan(ignored + CAUSE + b"\n", cut), 6)

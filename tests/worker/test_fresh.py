@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import importlib.util
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -196,8 +198,52 @@ def test_an_import_that_fails_and_a_look_for_a_module_are_no_trap(
     module = importlib.import_module("fails_once")
     assert type(module.__spec__) is ModuleSpec
     start.restore()
-    assert os.environ["TRIED"] == "0"  # as the first import of it has set it
-    del os.environ["TRIED"], sys.modules["fails_once"]
+    assert "TRIED" not in os.environ  # the import that has not failed has set nothing
+    del sys.modules["fails_once"]
+
+
+FAILS = """
+import logging, os
+import stays
+logging.getLogger().addHandler(logging.NullHandler())
+os.environ["SET_BY_FAILED"] = "1"
+raise ConnectionError
+"""
+
+
+def test_of_an_import_that_fails_what_its_own_imports_have_changed_stays(
+    tmp_path: Path, before: fresh.Snapshot, start: fresh.Start
+) -> None:
+    """The next run imports it again, and would do the rest of it a second time."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "stays.py").write_text("import os\nos.environ['SET_BY_STAYS'] = '1'\n")
+    try:
+        for _ in range(2):
+            sys.path.insert(0, str(tmp_path))
+            with pytest.raises(ConnectionError):
+                importlib.import_module("fails")
+            start.restore()
+            assert (os.environ.get("SET_BY_STAYS"), os.environ.get("SET_BY_FAILED")) == ("1", None)
+            assert logging.getLogger().handlers == list(before.log_handlers)
+    finally:
+        start.stop()
+        before.restore()
+        sys.modules.pop("stays", None)
+
+
+def test_specs_can_be_copied_and_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: fresh.Start
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reloaded.py").touch()
+    found = importlib.util.find_spec("reloaded")
+    module = importlib.reload(importlib.import_module("reloaded"))
+    for spec in (found, module.__spec__):
+        for copied in (copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+            assert type(copied) is ModuleSpec
+            assert (copied.name, copied.origin) == ("reloaded", str(tmp_path / "reloaded.py"))
+    start.stop()
+    del sys.modules["reloaded"]
 
 
 def test_variables_of_a_run_that_was_left_are_freed_before_the_next(

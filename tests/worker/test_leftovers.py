@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -24,3 +27,24 @@ def test_deepspeed_makes_its_groups_anew(monkeypatch: pytest.MonkeyPatch) -> Non
 
     del vars(groups)["_release_process_group_references"]  # an older version
     leftovers.forget_deepspeed()
+
+
+def test_callbacks_of_an_import_that_fails_are_those_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module may train while it is imported; the next run imports it again."""
+    dropped: list[str] = []
+    monkeypatch.setattr(atexit, "register", lambda function: function)
+    monkeypatch.setattr(atexit, "unregister", lambda function: dropped.append(function.__name__))
+    monkeypatch.syspath_prepend(tmp_path)
+    registers = "import atexit\n@atexit.register\ndef of_{0}(): pass\n"
+    (tmp_path / "once.py").write_text(registers.format("once"))
+    (tmp_path / "trains.py").write_text("import once\n" + registers.format("trains") + "1 / 0\n")
+    callbacks = leftovers._AtExit()
+    callbacks.watch()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module("trains")
+        callbacks.forget()
+    assert dropped == ["of_trains"] * 2
+    del sys.modules["once"]

@@ -49,6 +49,11 @@ _QUOTED_LAST_ERROR = re.compile(
     r"Last NCCL warning\(error\) log entry[^']*'([^']+)'"
     r"|\bnccl[A-Z]\w+: [^\n]*?\bLast error: ?(?:\\n)?(\S[^\n]*)"
 )
+_IGNORED_EXCEPTION = re.compile(
+    rb"Exception ignored [^\n]*\n"
+    rb"[^\n]*Traceback \(most recent call last\):\r?\n"
+    rb"(?:(?:\[[^\]\n]{1,40}\]:? ?|\d{1,5}: )?  [^\n]*\n)*\Z"  # frames, after a rank's prefix
+)
 # A rank that begins to write where the line of another process has not ended.
 _NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
 # NCCL before 2.4 wrote its levels without its name.
@@ -210,6 +215,15 @@ def strongest_on_line(matched: list[Match]) -> list[Match]:
         return not (firm and signature.certainty == "weak")
 
     return [match for match in matched if survives(match.signature)]
+
+
+def is_of_ignored_exception(before: bytes) -> bool:
+    """Whether a line, at which ``before`` ends, is of an exception that ended nothing.
+
+    Python prints those of destructors, callbacks at exit and the like, and goes on.
+    """
+    begin = before.rfind(b"Exception ignored ")
+    return begin >= 0 and _IGNORED_EXCEPTION.match(before, begin) is not None
 
 
 def excerpt(text: str, start: int) -> str:

@@ -27,6 +27,7 @@ from ncclops.classify.matched_lines import (
     accused,
     by_line,
     excerpt,
+    is_of_ignored_exception,
     readings,
     strongest_on_line,
     with_last_errors,
@@ -273,6 +274,8 @@ class Scanner:
         ]
         if not any(found for _, found in matched):
             return
+        if is_of_ignored_exception(_before(source, block, span[0], _LOOK_BACK)):
+            matched = [(part, _without_script_s(found)) for part, found in matched]
         stamp = stamps.first_stamp(text[:EVIDENCE_CHARS])
         if stamp is None:
             now = self._clock() if self._clock else None
@@ -361,10 +364,15 @@ def _last_part(source: _Source) -> str:
     return (source.tail + source.cutter.pending()[0][:_LOOK_BACK]).decode("utf-8", "replace")
 
 
-def _before(source: _Source, block: bytes, start: int) -> bytes:
+def _without_script_s(found: Iterable[Match]) -> list[Match]:
+    """``found`` without what the script has raised; that its GPU has failed, say, it may show."""
+    return [match for match in found if match.signature.class_ != "user-error"]
+
+
+def _before(source: _Source, block: bytes, start: int, reach: int = LAST_ERROR_REACH) -> bytes:
     """The bytes that end where a line begins, of the block before where it begins this one."""
-    earlier = source.tail[-LAST_ERROR_REACH:] if start < LAST_ERROR_REACH else b""
-    return earlier + block[max(0, start - LAST_ERROR_REACH) : start]
+    earlier = source.tail[-reach:] if start < reach else b""
+    return earlier + block[max(0, start - reach) : start]
 
 
 def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -> None:

@@ -147,13 +147,18 @@ class Start:
 
     def __init__(self) -> None:
         self._snapshot = Snapshot.take()
-        self.stop = script_imports.watch(Snapshot.take, self._imported)
+        self._imports = script_imports.Watch(Snapshot.take, self._imported)
 
-    def _imported(self, before: Snapshot) -> None:
-        self._snapshot = self._snapshot.with_changes(before, Snapshot.take())
+    def _imported(self, before: Snapshot, after: Snapshot) -> None:
+        self._snapshot = self._snapshot.with_changes(before, after)
+
+    def stop(self) -> None:
+        """Take no more notice of imports."""
+        self._imports.stop()
 
     def restore(self) -> None:
         """See ``Snapshot``."""
+        self._imports.begin_run()
         self._snapshot.restore()
 
     def restore_environment(self) -> None:

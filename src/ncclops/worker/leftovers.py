@@ -22,11 +22,11 @@ class _AtExit:
     """Remembers what a script registers at exit, so that an interrupted run's can be dropped.
 
     Callbacks that a library registers while it is imported are kept, since an import does not
-    happen again.
+    happen again; unless it fails.
     """
 
     def __init__(self) -> None:
-        self._registered: list[Callable[..., Any]] = []
+        self._registered: list[tuple[Callable[..., Any], str | None]] = []  # in the import of what
         self._register = atexit.register
 
     def watch(self) -> None:
@@ -34,24 +34,26 @@ class _AtExit:
         atexit.register = self._remember  # type: ignore[assignment]
 
     def _remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not _during_import():
-            self._registered.append(function)
+        self._registered.append((function, _under_import()))
         return self._register(function, *args, **kwargs)
 
     def forget(self) -> None:
         """Unregister what the run that ended has registered."""
-        for function in self._registered:
-            atexit.unregister(function)
+        for function, module in self._registered:
+            if module is None or module not in sys.modules:
+                atexit.unregister(function)
         self._registered.clear()
 
 
-def _during_import() -> bool:
+def _under_import() -> str | None:
+    """The module whose code runs to import it: the innermost, if there are several."""
     frame: FrameType | None = sys._getframe(2)
+    called: FrameType | None = None
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+        if called is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            return str(called.f_globals.get("__name__"))
+        frame, called = frame.f_back, frame
+    return None
 
 
 class _LogHandlers:
