@@ -161,8 +161,9 @@ def let_go() -> None:
     The next run would replace it, and first make its own model and stores beside those.
     """
     module, _run_of_script.module = _run_of_script.module, None
-    for name in [name for name, known in sys.modules.items() if known is module is not None]:
-        sys.modules[name] = ModuleType(name)
+    if module is not None:
+        for name in [name for name, known in sys.modules.items() if known is module]:
+            sys.modules[name] = ModuleType(name)
 
 
 def has_variables() -> bool:
