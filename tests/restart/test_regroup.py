@@ -131,14 +131,14 @@ def test_all_take_the_rung_that_each_can_take(offers: list[Offer], plan: Plan) -
 @pytest.mark.parametrize(
     ("results", "reason"),
     [
-        (["", "", ""], None),
+        (["", "", ""], ""),
         (["", "timed out", ""], "rank 1: timed out"),
         (["", "timed out", "broken pipe"], "rank 1: timed out (and 1 more)"),
         (["TimeoutError: 2 s", "broken pipe"], "rank 1: broken pipe (and 1 more)"),
         (["TimeoutError: 2 s", "TimeoutError: 3 s"], "rank 0: TimeoutError: 2 s (and 1 more)"),
     ],
 )
-def test_one_failure_is_one_of_all(results: list[str], reason: str | None) -> None:
+def test_one_failure_is_one_of_all(results: list[str], reason: str) -> None:
     assert failure_of(results) == reason
 
 

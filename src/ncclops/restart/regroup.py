@@ -198,8 +198,8 @@ def _plan_to_shrink(places: Sequence[tuple[int, int, int]]) -> Plan:
     return Plan(excluded=excluded, can_later=True)
 
 
-def failure_of(results: Sequence[str]) -> str | None:
-    """Why all count as failed, from what each rank says of its own attempt; "": it is done.
+def failure_of(results: Sequence[str]) -> str:
+    """Why all count as failed, from what each rank says of its own attempt. "": it is done.
 
     A rank whose time has run out may just have waited for one that failed, which tells more.
     """
@@ -207,7 +207,7 @@ def failure_of(results: Sequence[str]) -> str | None:
     failed.sort(key=lambda each: each[0].startswith("TimeoutError"))
     reasons = [f"rank {rank}: {said}" for said, rank in failed]
     if not reasons:
-        return None
+        return ""
     return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
 
 

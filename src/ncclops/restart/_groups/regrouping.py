@@ -163,9 +163,7 @@ class Regrouping:
         # Never again the same one among those that use the group's store.
         unique = self._iteration * RECONFIGURATIONS + tried
         said = self._try(unique, handles)
-        verdict = self._decided(
-            f"{tried}/done", f"{tried}/failed", said, lambda all_: _verdict(all_) or ""
-        )
+        verdict = self._decided(f"{tried}/done", f"{tried}/failed", said, _verdict)
         if verdict:
             self._warn("a group is not reconfigured: %s", verdict.decode())
             return f"the reconfiguration failed: {verdict.decode()}"
@@ -188,7 +186,7 @@ class Regrouping:
     def _shrink(self, excluded: Sequence[int]) -> str | None:
         """Make the default group of the communicator that is there, on all ranks or none."""
         said = shrinking.shrink(excluded, self._within, _end_shrunk)
-        verdict = self._decided("shrunk", "not-shrunk", said, lambda all_: _verdict(all_) or "")
+        verdict = self._decided("shrunk", "not-shrunk", said, _verdict)
         if verdict:
             self._warn("a group is not shrunk: %s", verdict.decode())
             return f"shrinking failed: {verdict.decode()}"
@@ -274,7 +272,7 @@ def _plan_for(said: Sequence[bytes]) -> Plan:
     return plan_for([Offer.from_json(text) for text in said])
 
 
-def _verdict(results: Sequence[bytes]) -> str | None:
+def _verdict(results: Sequence[bytes]) -> str:
     return failure_of([result.decode() for result in results])
 
 
