@@ -21,7 +21,7 @@ def run_within(
     what: str,
     function: Callable[[], T],
     *,
-    meanwhile: Callable[[], object] = int,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> T:
     """The result of ``function()``, called in a separate daemon thread.
 

@@ -95,7 +95,7 @@ class StorePath:
         self,
         connect: Callable[[], Connection],
         patience: Patience,
-        see_that_server_listens: Callable[[], object] = int,
+        see_that_server_listens: Callable[[], object] = lambda: None,
     ) -> None:
         self.connect = connect
         self.see_that_server_listens = see_that_server_listens
