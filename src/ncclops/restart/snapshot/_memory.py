@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ncclops.restart import _calls
 from ncclops.restart._interrupt.delicate import holds_a_lock
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 
     from ncclops.restart.snapshot._background import Background
     from ncclops.restart.snapshot._copying import Copier
-    from ncclops.restart.snapshot._server import Server
+    from ncclops.restart.snapshot._wire import Address
+
+
+class Listening(Protocol):
+    """What answers other ranks: ``_server``, which imports this module."""
+
+    @property
+    def address(self) -> Address:
+        """Where."""
+
+    def close(self) -> None:
+        """Answer no more."""
 
 
 class Memory:
@@ -34,7 +45,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.most_copied: int | None = None
-        self.server: Server | None = None  # answers other ranks
+        self.server: Listening | None = None
         self.background: Background | None = None  # of the latest iteration
         self.copier: Copier | None = None  # likewise
         self.interval = 0  # the last one that all ranks have agreed on
