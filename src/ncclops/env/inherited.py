@@ -16,7 +16,7 @@ from ncclops.env.lint.model import Circumstances, under_profile
 from ncclops.env.lint.rules import rules
 from ncclops.env.origins import from_files
 from ncclops.env.plan import COMMAND_LINE, Plan, PlanContext
-from ncclops.profiles.model import RUN_PLACEHOLDERS, Profile
+from ncclops.profiles.model import Profile
 
 
 def left_on(
@@ -48,7 +48,7 @@ def lines_at_launch(
 def _linted(
     plan: Plan, profile: Profile, environ: Mapping[str, str], where: Circumstances
 ) -> tuple[dict[str, str], list[LintFinding]]:
-    workers = plan.apply(environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+    workers = plan.without_run(environ)
     files = {name: found.value for name, found in from_files(workers).items()}
     after = files | workers
     return after, lint(of_environment(after), under_profile(profile, where))

@@ -86,6 +86,10 @@ class Plan:
     profile: str
     changes: tuple[Change, ...]
 
+    def without_run(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` under the plan, before there is a run: its directories are empty."""
+        return self.apply(environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+
     def apply(self, environ: Mapping[str, str], fill: Mapping[str, str]) -> dict[str, str]:
         """``environ`` under the plan; ``fill`` gives ``run_dir`` and ``rank_dir`` of a worker.
 

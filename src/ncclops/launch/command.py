@@ -46,7 +46,6 @@ from ncclops.launch.request import LaunchRequest
 from ncclops.launch.resolve import resolve
 from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
-from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.profiles.notification import KUBEFLOW_URL
 from ncclops.receipts.log_formats import parse_forms
 from ncclops.record import answer, event_log, shared_page, variables
@@ -98,7 +97,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
-    planned = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+    planned = plan.without_run(os.environ)
     options.check_compat(planned)
     options.check_store_variables(planned, nodes=nodes.count)
     if request.require_network:
@@ -215,8 +214,7 @@ def start(
         control_listeners.append(listen_tcp(request.control_listen, holders.port_in_use))
     if rendezvous is None:
         listener = hosted_store.listen(host=None, port=request.master_port)
-        planned = prepared.plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
-        if doubt := options.silent_store(planned):
+        if doubt := options.silent_store(prepared.plan.without_run(os.environ)):
             prepared.remarks.append(doubt)
     else:
         node_info = describe_node.bring(prepared, rendezvous, check)

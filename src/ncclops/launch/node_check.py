@@ -17,7 +17,7 @@ from ncclops.preflight.model import NodeReport, Status
 from ncclops.preflight.node import check_node
 from ncclops.preflight.part import NodeCheck
 from ncclops.preflight.site_checks import concerning, standing_checks
-from ncclops.profiles.model import RUN_PLACEHOLDERS, PreflightNeeds
+from ncclops.profiles.model import PreflightNeeds
 from ncclops.record.documents import encode, write_whole
 from ncclops.record.events import PreflightEvent
 from ncclops.record.run_directory import RunDirectory
@@ -59,7 +59,7 @@ def record(run: RunDirectory, check: NodeCheck) -> None:
 def how(prepared: Prepared) -> NodeCheck:
     """How this node is checked; not done yet. Raises ``UsageError``."""
     request = prepared.request
-    environ = prepared.plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+    environ = prepared.plan.without_run(os.environ)
     place = request.run_dir or request.log_dir or "runs"
     return NodeCheck(
         edges=request.preflight == "full" and prepared.layout.nodes.count > 1,
