@@ -33,13 +33,17 @@ _FOR_PEOPLE = re.compile(
 
 @dataclass(frozen=True)
 class _Language:
-    """How a line sets a variable, what is a comment, and which signs begin and end a block."""
+    """How a line sets a variable, what is a comment, and which signs begin and end a block.
+
+    A line that ends in ``goes_on`` is one with the next; empty: none is.
+    """
 
     settings: tuple[re.Pattern[str], ...]
     comment: re.Pattern[str]
     begins: re.Pattern[str]
     ends: re.Pattern[str]
     is_program: bool
+    goes_on: str = ""
 
 
 _BRACES = (re.compile(r"\{"), re.compile(r"\}"))
@@ -79,6 +83,7 @@ _LANGUAGES = {
         re.compile(r"\s*#"),
         *_BRACES,
         True,
+        goes_on="`",
     ),
     "batch": _Language(
         (
@@ -90,6 +95,7 @@ _LANGUAGES = {
         re.compile(r"\(\s*$"),
         re.compile(r"^\s*\)"),
         True,
+        goes_on="^",
     ),
 }
 
@@ -101,7 +107,7 @@ def read_lines(text: str, kind: str, found: Found, line: int = 1) -> None:
         text = _without(text, begin, end)
     if kind == "powershell":
         text = _without(_without(text, '@"\n', '\n"@'), "@'\n", "\n'@")
-    rows = _joined(text, line, "`" if kind == "powershell" else "^" if kind == "batch" else "")
+    rows = _joined(text, line, language.goes_on)
     if language.is_program:
         _program(language, rows, found)
     else:
@@ -300,9 +306,7 @@ def _as_shell(
     return "\n".join(rows)
 
 
-_MAKE_SETS = re.compile(
-    rf"(?:(?P<export>export)\s+)?(?P<name>{NAME})\s*[:?+]?:?:?=(?!=)\s*(?P<value>.*)"
-)
+_MAKE_SETS = re.compile(rf"(?:export\s+)?(?P<name>{NAME})\s*[:?+]?:?:?=(?!=)\s*(?P<value>.*)")
 _MAKE_EXPORTS = re.compile(r"export(?:\s+(?P<names>[\w ]+))?|\.EXPORT_ALL_VARIABLES:.*")
 _MAKE_RECIPE = re.compile(r"\t\s*[@-]*")
 _JUST_RECIPE = re.compile(r"(?:\t| {2,})\s*[@-]*")
