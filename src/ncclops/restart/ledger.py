@@ -15,16 +15,12 @@ key                       meaning
 ``<k>/faulty`` (log)      the ranks whose faults were not recorded, as there were enough
 ``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
-``<k>/completed/<g>``     which active ranks of group *g*, by number, came back from the function
+``<k>/completed/``…       the roll of the active ranks, by number, that came back from the function:
+                          see ``_store.rolls``
 ``<k>/first-returned``    the first of them, as a Fault, which it is if its peers still needed it
 ``<k>/silent``            how many ranks were silent when they heard of the fault of another one
 ``<k>/first-silent``      the first of them, as a Fault, which it is if the others waited for it
-``<k>/arrived/<g>``       which ranks of group *g* reached the barrier at the end of *k*, and how
-                          many of them were reported gone meanwhile: see ``_store.arrival_bitmap``
-``<k>/completed/again``   (logs) ranks whose connection to the store broke when they set their bit:
-``<k>/arrived/again``     they count like the bit, and are counted like a loss
-``<k>/arrived/all/<g>``   in jobs of more than 1,600 ranks: how many have seen that all ranks of the
-                          40 groups from *g* have come; for ``completed`` there is the same
+``<k>/arrived/``…         the roll of the ranks that reached the barrier at the end of *k*
 ``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
@@ -35,24 +31,12 @@ key                       meaning
                           message with the world
 ========================  =========================================================================
 
-The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
-sets its bit in its group's number, and the sum shows whether it is the last of the group: then it
-reads the numbers of all groups and the log of losses, and if these cover all ranks, it publishes
-``done``, plans the next world and publishes the placements. A rank that reports a loss writes it
-into the logs, then counts it in the group's number, and then always reads. Of two events the later
+The barrier is complete when every initial rank has either arrived or gone. A rank that sees by the
+roll that it has to look reads who arrived and the log of losses, and if these cover all ranks, it
+publishes ``done``, plans the next world and publishes the placements. A rank that reports a loss
+writes it into the logs, then counts it in the roll, and then always reads. Of two events the later
 one therefore sees both. (Two that count at once may count too many, never too few; the logs
-decide.)
-
-Where there are more than forty groups, the last of a group reads the numbers of the forty that it
-belongs to, and only the first that sees all their ranks come reads the others. That all have come
-stays true, so of the first ones of all forties the last sees the whole. Should it die before it has
-read, the report of its death reads, and sees no less. Where a loss was counted, each that sees
-enough counted goes on: the numbers alone prove nothing then, and the first might itself be one that
-was reported before and is about to end.
-
-A rank whose connection breaks while it sets its bit does not know whether the bit is set, and must
-not add it twice. It writes itself into ``<k>/arrived/again`` and goes on like the reporter of a
-loss: what it counts may be too many. ``<k>/completed`` works the same way.
+decide.) A rank that does not know whether it is in the roll goes on like the reporter of a loss.
 
 A loss that was reported too late for the agreement has to be counted again in the next barrier, by
 its reporter. Each report counts all losses in the log, so should the reporter die before it does,
@@ -66,7 +50,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -77,6 +60,7 @@ from torch.distributed import Store
 from ncclops.restart._assignment.world import Place, World, decode_place, encode_places
 from ncclops.restart._store import arrival_bitmap as bitmap
 from ncclops.restart._store.client import AdditionUnknown, Connection, StoreClient
+from ncclops.restart._store.rolls import Roll
 from ncclops.restart.agreement import (
     INITIAL,
     Agreement,
@@ -224,7 +208,8 @@ class Ledger:
     def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
         """Count the losses that are in the log and in no agreement; end the barrier if due."""
         absent = self._ranks_gone() - set(gone_before)
-        self._count(_arrived(iteration), absent | self._again(_arrived(iteration)))
+        roll = self._arrived(iteration, gone_before)
+        roll.count(absent | roll.again())
         self._try_to_agree(iteration, gone_before)
 
     # --- the outcome of an iteration ----------------------------------------------------------
@@ -236,22 +221,21 @@ class Ledger:
 
         ``returned`` says that of this rank, and is kept of the first.
         """
-        roll, size = _completed(iteration), active_world_size
-        group, bit = bitmap.group_of(active_rank), bitmap.arrival(active_rank)
-        try:
-            number = self._store.add(f"{roll}/{group}", bit)
-        except AdditionUnknown:
-            self._store.append(f"{roll}/again", str(active_rank))
-            self._count(roll, self._again(roll))
+        size = active_world_size
+        roll = self._completed(iteration, size)
+        number = roll.sign(active_rank)
+        if number is None:
+            roll.count(roll.again())
         else:
             # the first of its group; where ranks come back, that keeps them from it
-            if number == bit and (size > 1 or self._waits_for_lost is not None):
+            is_first = number == bitmap.arrival(active_rank)
+            if is_first and (size > 1 or self._waits_for_lost is not None):
                 self._store.publish(f"{iteration}/first-returned", returned.to_json())
-            if not self._is_to_look(roll, size, (), group, number):
+            if not roll.is_to_look(active_rank, number):
                 return
-        present = self._present(roll, size, ())
+        present = roll.present()
         if present is not None and len(present) < size:
-            present |= self._again(roll)
+            present |= roll.again()
         if present is not None and len(present) == size:
             self._store.publish(f"{iteration}/outcome", COMPLETED)
 
@@ -264,12 +248,8 @@ class Ledger:
         before, now = self._world_of(iteration), self._world_of(iteration + 1)
         if before is None or now is None:
             return None
-        active, roll = before.initial_ranks[: before.active], _completed(iteration)
-        came = self._again(roll)
-        for group in bitmap.groups(len(active)):
-            came.update(
-                bitmap.arrived(group, self._store.add(f"{roll}/{group}", 0, repeatable=True))
-            )
+        active = before.initial_ranks[: before.active]
+        came = self._completed(iteration, len(active)).signed()
         finished = {active[number] for number in came}
         if finished.issuperset(now.initial_ranks[: now.active]):
             return frozenset(active) - finished
@@ -305,11 +285,8 @@ class Ledger:
         else:
             active = world.initial_ranks[: world.active]
             awaited = {active[n] for n in (range(len(active)) if numbers is None else numbers)}
-        left = self._ranks_gone() | self._again(_arrived(iteration))
+        left = self._ranks_gone() | self._arrived(iteration).signed_beside(awaited)
         left |= {fault.initial_rank for fault in faults if fault.kind is FaultKind.EXCEPTION}
-        for group in sorted(set(map(bitmap.group_of, awaited)))[: bitmap.GROUPS_TOGETHER]:
-            for number in self._store.read_counts([f"{_arrived(iteration)}/{group}"]) or ():
-                left |= set(bitmap.arrived(group, number))
         return not left.isdisjoint(awaited)
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
@@ -322,25 +299,18 @@ class Ledger:
         """Enter the barrier at the end of ``iteration``; the last one publishes the agreement."""
         if arrival.keys or self._planner is None:
             self._store.append(f"{iteration}/arrivals", arrival.to_json())
-        roll, group = _arrived(iteration), bitmap.group_of(arrival.initial_rank)
-        bit = bitmap.arrival(arrival.initial_rank)
-        try:
-            number = self._store.add(f"{roll}/{group}", bit)
-        except AdditionUnknown:
-            self._store.append(f"{roll}/again", str(arrival.initial_rank))
+        rank, roll = arrival.initial_rank, self._arrived(iteration, gone_before)
+        number = roll.sign(rank)
+        if number is None:
             self.count_losses(iteration, gone_before)
-            return
-        if self._is_to_look(roll, self._initial_world_size, gone_before, group, number):
+        elif roll.is_to_look(rank, number):
             self._try_to_agree(iteration, gone_before)
-        elif number == bit and iteration - 3 >= INITIAL:
+        elif number == bitmap.arrival(rank) and (old := iteration - 3) >= INITIAL:
             # The first of the group has time for it: the others are yet to come.
-            rolls = _arrived(iteration - 3), _completed(iteration - 3)
-            self._delete(
-                *(f"{old}/{group}" for old in rolls), _placements_key(iteration - 3, group)
-            )
-            beside = bitmap.beside(group, self._initial_world_size)
-            if group == beside.start and beside != bitmap.groups(self._initial_world_size):
-                self._delete(*(_all_come(old, beside) for old in rolls))
+            size = self._initial_world_size
+            for outdated in (self._arrived(old), self._completed(old, size)):
+                self._delete(*outdated.keys_of(rank))
+            self._delete(_placements_key(old, bitmap.group_of(rank)))
 
     def wait_for_agreement(
         self, iteration: int, initial_rank: int, timeout: timedelta
@@ -368,12 +338,13 @@ class Ledger:
         return Agreement.from_json(self._store.get(key))
 
     def _try_to_agree(self, iteration: int, gone_before: Collection[int]) -> None:
-        present = self._present(_arrived(iteration), self._initial_world_size, gone_before)
+        roll = self._arrived(iteration, gone_before)
+        present = roll.present()
         if present is None:
             return
         known = self._ranks_gone() | present | set(gone_before)
         if len(known) < self._initial_world_size:
-            again = self._again(_arrived(iteration))
+            again = roll.again()
             if len(known | again) < self._initial_world_size:
                 return
             present |= again
@@ -435,11 +406,7 @@ class Ledger:
 
     def missing(self, iteration: int, gone_before: Collection[int]) -> frozenset[int]:
         """The initial ranks that have neither come to the barrier after ``iteration`` nor gone."""
-        roll = _arrived(iteration)
-        there = self._ranks_gone() | self._again(roll) | set(gone_before)
-        for group in bitmap.groups(self._initial_world_size):
-            number = self._store.add(f"{roll}/{group}", 0, repeatable=True)
-            there.update(bitmap.arrived(group, number))
+        there = self._ranks_gone() | self._arrived(iteration).signed() | set(gone_before)
         return frozenset(range(self._initial_world_size)).difference(there)
 
     def is_awaited(self, initial_rank: int) -> bool:
@@ -458,6 +425,13 @@ class Ledger:
         return any(
             self._store.check([f"{iteration}/{key}"]) for key in ("outcome", "first-returned")
         )
+
+    def _arrived(self, iteration: int, gone_before: Collection[int] = ()) -> Roll:
+        name = f"{iteration}/arrived"
+        return Roll(self._store, name, self._initial_world_size, gone_before)
+
+    def _completed(self, iteration: int, active_world_size: int) -> Roll:
+        return Roll(self._store, f"{iteration}/completed", active_world_size)
 
     def _faults(self, iteration: int) -> list[Fault]:
         lines = [line.split(" ", 1) for line in self._store.read_log(f"{iteration}/faults")]
@@ -520,59 +494,6 @@ class Ledger:
             with contextlib.suppress(Exception):  # some stores cannot delete
                 self._store.delete(key)
 
-    # --- rolls: which ranks have come ---------------------------------------------------------
-
-    def _count(self, roll: str, ranks: Collection[int]) -> None:
-        """See that ``ranks``, all who have set no bit or may not have, are counted."""
-        for group, count in Counter(map(bitmap.group_of, ranks)).items():
-            key = f"{roll}/{group}"
-            uncounted = count - bitmap.losses(self._store.add(key, 0))
-            if uncounted > 0:
-                self._store.add(key, uncounted * bitmap.LOSS, repeatable=True)
-
-    def _is_to_look(
-        self, roll: str, size: int, absent: Collection[int], group: int, number: int
-    ) -> bool:
-        """Whether this rank, whose bit made ``number`` of its group's, has to look at all groups.
-
-        False if a rank has yet to come, or another one looks. See the top of this module.
-        """
-        if not bitmap.may_be_complete(number, bitmap.expected(group, size, absent)):
-            return False
-        beside = bitmap.beside(group, size)
-        if beside == bitmap.groups(size):
-            return True
-        numbers = self._numbers(roll, size, absent, beside)
-        if numbers is None:
-            return False
-        if any(map(bitmap.losses, numbers.values())):
-            return True
-        try:
-            return self._store.add(_all_come(roll, beside), 1) == 1
-        except AdditionUnknown:
-            return True
-
-    def _present(self, roll: str, size: int, absent: Collection[int]) -> set[int] | None:
-        """Which ranks have set their bits; ``None`` if the numbers show that some have yet to."""
-        numbers = self._numbers(roll, size, absent, bitmap.groups(size))
-        if numbers is None:
-            return None
-        return {rank for group, number in numbers.items() for rank in bitmap.arrived(group, number)}
-
-    def _numbers(
-        self, roll: str, size: int, absent: Collection[int], groups: range
-    ) -> dict[int, int] | None:
-        """Those of ``groups`` with ranks; ``None`` if they show that some have yet to come."""
-        counts = {group: bitmap.expected(group, size, absent) for group in groups}
-        expected = {group: count for group, count in counts.items() if count}
-        numbers = self._store.read_counts([f"{roll}/{group}" for group in expected])
-        if numbers is None or not all(map(bitmap.may_be_complete, numbers, expected.values())):
-            return None
-        return dict(zip(expected, numbers, strict=True))
-
-    def _again(self, roll: str) -> set[int]:
-        return set(map(int, self._store.read_log(f"{roll}/again")))
-
     # --- numbers on which all ranks have to agree ---------------------------------------------
 
     def agree_on(self, name: str, proposal: int) -> int:
@@ -626,17 +547,5 @@ class Ledger:
         return [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
 
 
-def _arrived(iteration: int) -> str:
-    return f"{iteration}/arrived"
-
-
-def _completed(iteration: int) -> str:
-    return f"{iteration}/completed"
-
-
 def _placements_key(iteration: int, group: int) -> str:
     return f"{iteration}/placements/{group}"
-
-
-def _all_come(roll: str, beside: range) -> str:
-    return f"{roll}/all/{beside.start}"
