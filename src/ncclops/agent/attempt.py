@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
-from ncclops.agent import backlog, hosted_store, log_files, old_snapshots, worker_messages, workers
+from ncclops.agent import (
+    hosted_store,
+    last_output,
+    log_files,
+    old_snapshots,
+    worker_messages,
+    workers,
+)
 from ncclops.agent.attached import Streams
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
@@ -25,9 +30,9 @@ from ncclops.agent.fork_server import ForkServer, ForkServers
 from ncclops.agent.gpu_watch import GpuWatch
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
-from ncclops.agent.in_thread import InThread, in_thread
+from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
-from ncclops.agent.live_scan import LiveDiagnosis, LiveScan, unread
+from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
 from ncclops.agent.network_watch import NetworkLines, NetworkWatch
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.replacements import Replacements
@@ -35,17 +40,15 @@ from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.team_stop import TeamStop
 from ncclops.agent.watching import Watching
+from ncclops.agent.worker_starts import WorkerStarts
 from ncclops.diagnose.agent_incident import LIMIT, ProcessEnd, record_end
-from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
 from ncclops.health.hang import HangVerdict
-from ncclops.host import process_tree, process_view
+from ncclops.host import process_tree
 from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import progress, shared_page
-from ncclops.record.environment_record import ENVIRONMENT
-from ncclops.record.error_file import read_error
 from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
     STORE_LOST,
@@ -59,11 +62,10 @@ from ncclops.record.events import (
     RestartEvent,
     SlowExitEvent,
     WorkerExitedEvent,
-    WorkerStartedEvent,
     XidEvent,
 )
 from ncclops.record.stop_point import StopPage
-from ncclops.record.variables import AGENT_PID, ATTACHED, OWN_WRAPPER, RETURNING, STARTED
+from ncclops.record.variables import OWN_WRAPPER, RETURNING
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _LEFTOVER_GRACE = timedelta(seconds=5)
@@ -75,10 +77,6 @@ _LEAVES_WITHIN_S = 30.0
 _OTHERS_REPORT_WITHIN = timedelta(seconds=5)
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
 _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
-# `backlog.Patience` ends the reading before; beyond this the file system does not answer.
-_OUTPUT_LIMIT_S = 60.0
-_OUTPUT_WHEN_STOPPED_S = 3.0
-_OUTPUT_IN_A_HURRY_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +123,14 @@ class RunningAttempt:
         self._place = place
         self._context = context
         self._job, self._run = context.job, context.job.run
-        self._environ = environ
+        self._starts = WorkerStarts(
+            context.job,
+            place,
+            environ,
+            context.fork_servers,
+            context.attached,
+            context.stop,
+        )
         self._server: hosted_store.StoreServer | None = None
         self._stop_page: StopPage | None = None
         self.network = NetworkWatch(self._job, context.coordinator, context.say, self._on_refusal)
@@ -176,17 +181,16 @@ class RunningAttempt:
         place = self._place
         log.info("attempt %d: ranks %s, store %s", self.number, place.ranks, place.store)
         try:
-            environs = [self._worker_environ(rank) for rank in place.ranks]
-            forks = await self._fork_server(environs)
+            environs = [self._starts.environ(rank) for rank in place.ranks]
+            forks = await self._starts.fork_server(environs)
             if self._context.stop.asked:
                 return  # workers would be started to be killed, and the verdict would name them
             self._server = self._start_store(forks)
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._gpus.start()
-            started = f"{time.time():.3f}"
             for rank, environ in zip(place.ranks, environs, strict=True):
-                self._spawn(rank, environ | {STARTED: started}, forks)
+                self._spawn(rank, environ, forks)
             self.hang_watch.start()
         except (NcclopsError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and advice(error) is None:
@@ -322,10 +326,10 @@ class RunningAttempt:
         ):
             self._context.say(f"processes that SIGKILL did not end: {survivors}")
         self._context.drain()
-        driver = await in_thread(self._gpus.close, _OUTPUT_LIMIT_S)
+        driver = await in_thread(self._gpus.close, last_output.LIMIT_S)
         noted = await self._noted_hang()
         hang = self.hang or self._hang_that_led_here() or noted
-        exits = self.team.failed_exits()
+        context, exits = self._context, self.team.failed_exits()
         starting_up = self.team.starting_up()
 
         def finish() -> LiveDiagnosis:
@@ -334,16 +338,12 @@ class RunningAttempt:
                 hang,
                 starting_up=starting_up,
                 driver=driver,
-                last_words=self._last_words(exits),
+                last_words=last_output.last_words(self._run, self.number, exits),
             )
 
-        try:
-            diagnosis = await self._in_time(finish)
-            backlog.tell(self._run, self._context.say, diagnosis.passed_over)
-        except TimeoutError:
-            self._scan.give_up()
-            diagnosis = unread("its file system does not answer")
-            self._context.say(diagnosis.report.verdict.summary)
+        diagnosis = await last_output.read(
+            self._scan, finish, self._run, context.condition, context.stop, context.say
+        )
         self.network.finish()
         self._context.collect_receipts()
         self.watching.finish()
@@ -356,41 +356,12 @@ class RunningAttempt:
         untold = [each for each in self.team.ended if each.rank not in self.team.why_ended]
         try:
             found = await in_thread(
-                partial(why_ended, self._run.paths.incidents, untold), _OUTPUT_LIMIT_S
+                partial(why_ended, self._run.paths.incidents, untold), last_output.LIMIT_S
             )
         except TimeoutError:  # as what is to be read next will tell
             return None
         self.team.why_ended |= found
         return Hang(tuple(found), next(iter(found.values()))) if found else None
-
-    async def _in_time(self, finish: Callable[[], LiveDiagnosis]) -> LiveDiagnosis:
-        """What ``finish`` returns; ``TimeoutError`` where a file system does not answer.
-
-        Less is read where the run is asked to stop: ranks may have written more than can be read
-        before a scheduler's SIGKILL.
-        """
-        condition, stop = self._context.condition, self._context.stop
-        reading = InThread(finish, condition)
-        limit = timedelta(seconds=_OUTPUT_LIMIT_S)
-        await condition.until(lambda: reading.is_done or stop.asked, limit)
-        if stop.asked:
-            self._scan.hasten(_OUTPUT_WHEN_STOPPED_S)
-            limit = timedelta(seconds=2 * _OUTPUT_WHEN_STOPPED_S)
-            await condition.until(lambda: reading.is_done or stop.hurry, limit)
-        if stop.hurry:
-            self._scan.hasten(0)
-            limit = timedelta(seconds=_OUTPUT_IN_A_HURRY_S)
-            await condition.until(lambda: reading.is_done, limit)
-        return reading.get()
-
-    def _last_words(self, ranks: Iterable[int]) -> dict[int, str]:
-        """What the scripts of ranks that failed have handed to ``sys.exit``, where that is text."""
-        errors = {rank: read_error(self._run.paths.rank(rank).error(self.number)) for rank in ranks}
-        return {
-            rank: error.headline
-            for rank, error in errors.items()
-            if error is not None and error.headline is not None and error.is_system_exit
-        }
 
     def _hang_that_led_here(self) -> Hang | None:
         """The hang for which the workers gave up restarting in place, or ranks were ended."""
@@ -545,10 +516,6 @@ class RunningAttempt:
 
     # --- what the phases are made of ------------------------------------------------------------
 
-    async def _fork_server(self, environs: Sequence[Mapping[str, str]]) -> ForkServer | None:
-        servers, stop = self._context.fork_servers, self._context.stop
-        return await servers.for_workers(environs, lambda: stop.asked) if environs else None
-
     def _start_store(self, forks: ForkServer | None) -> hosted_store.StoreServer | None:
         place = self._place
         if place.listener is None:
@@ -565,23 +532,6 @@ class RunningAttempt:
             self._server.close()
             self._server = None
 
-    def _worker_environ(self, rank: int) -> dict[str, str]:
-        attempt = workers.WorkerAttempt(
-            number=self.number,
-            most=self._job.retry.granted,
-            job_id=self._job.job_id,
-            store=self._place.store,
-        )
-        local_rank = list(self._place.ranks).index(rank)
-        return {
-            **self._job.environ_of(rank),
-            **self._place.environ,
-            **self._environ,
-            **workers.identity(self._place.layout, attempt, local_rank),
-            "TORCHELASTIC_ERROR_FILE": str(self._run.paths.rank(rank).error(self.number)),
-            AGENT_PID: str(os.getpid()),
-        }
-
     def _is_not_to_be_replaced(self, rank: int) -> str | None:
         """Why no new process takes the place of ``rank``; None: one does."""
         for fault in self.gpu_faults:
@@ -596,36 +546,21 @@ class RunningAttempt:
         await self._gpus.judged(rank)
         if (why := self._is_not_to_be_replaced(rank)) is not None:
             raise NcclopsError(why)
-        environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
+        environ = self._starts.environ(rank) | {RETURNING: "1"}
         if self.team.own_wrapper is not None:
             environ[OWN_WRAPPER] = "1"
         stop = self._context.stop
         with suppress(OSError):  # a full disk; what the process reports is not read then
             await self._context.follow([rank])
-        server = await self._fork_server([environ])
+        server = await self._starts.fork_server([environ])
         if self.team.goes_on() and not self.team.ending and not stop.asked:
             self._spawn(rank, environ, server)
         else:
             self.team.returning.discard(rank)
             self._context.condition.notify()
 
-    def _spawn(self, rank: int, environ: dict[str, str], server: ForkServer | None) -> None:
-        with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
-            path = self._run.paths.rank(rank).environment
-            ENVIRONMENT.write(path, snapshot.take(environ, label=path.stem))
-        streams = Streams()
-        if rank == self._job.attached:  # its interpreter has to see the terminal when it starts
-            streams, environ[ATTACHED], server = self._context.attached, "1", None
-        worker = workers.Worker.spawn(rank, self._job.argv, environ, self._run, streams, server)
+    def _spawn(self, rank: int, environ: Mapping[str, str], server: ForkServer | None) -> None:
+        worker = self._starts.spawn(rank, environ, server)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
-        seen = process_view.read_stat(Path(f"/proc/{worker.pid}"))
-        self._run.add(
-            WorkerStartedEvent(
-                rank=rank,
-                pid=worker.pid,
-                attempt=self.number,
-                started_ticks=None if seen is None else seen.started_ticks,
-                forked=worker.forked,
-            )
-        )
+        self._starts.record(worker)
