@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ncclops.env.catalogue import catalogue
 from ncclops.record.events import EscalationEvent
 from ncclops.redaction.redactor import (
+    _LINES_AT_ONCE,
     REDACTED,
     Redactor,
     is_secret,
@@ -194,6 +195,17 @@ def test_a_value_on_the_line_behind_its_name_goes(lines: list[str]) -> None:
     clean = "".join(redactor.lines(text.splitlines(keepends=True)))
     assert clean == text.replace("S3cretValue", REDACTED)
     assert redactor.taken.total() == 1
+
+
+@pytest.mark.parametrize("before", range(_LINES_AT_ONCE - 2, _LINES_AT_ONCE + 2))
+def test_wherever_in_a_long_log_a_secret_stands(before: int) -> None:
+    """Lines are looked through many at a time; no secret is lost between."""
+    lines = [f"step {number}\n" for number in range(before)]
+    lines += ["api_key: |\n", "  S3cretValue\n", "-----BEGIN RSA PRIVATE KEY-----\n", "MIIEabc/+\n"]
+    clean = "".join(Redactor().lines([*lines, "-----END RSA PRIVATE KEY-----\n", "end\n"]))
+    assert "S3cret" not in clean
+    assert "MIIE" not in clean
+    assert clean.endswith("end\n")
 
 
 def test_a_line_of_words_is_no_value_of_the_line_before() -> None:

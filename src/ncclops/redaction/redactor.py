@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import tomllib
 from collections import Counter
@@ -29,6 +30,8 @@ _NAME_ALONE = re.compile(r"""\bname["']?\s*[:=]\s*["']?\w{1,100}["']?,?\Z""")
 # Such a value has its line for itself, with a field's name at most: a log's line has words.
 _VALUE_ALONE = re.compile(r"""\s*(?:["']?value["']?\s*[:=]\s*)?[^\s:=]\S*(?:\s+\\)?\s*\Z""")
 _MOST_OF_A_NAME = 200
+# So many lines are asked at once which rules may concern them; most rules concern none.
+_LINES_AT_ONCE = 500
 _NAMED, _VARIABLE = "named", "variable"
 # What a value is taken out by for the name in front of it: a field's, or an option's.
 _BY_NAME = (_NAMED, "basic", "short-option")
@@ -115,10 +118,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """``text`` without secrets; one line, or one string of a document."""
-        lower = text.lower()
-        for rule in rules():
-            if any(hint in lower for hint in rule.hints):
-                text = rule.pattern.sub(functools.partial(self._replace, rule), text)
+        return self._by_rules(text, rules())
+
+    def _by_rules(self, text: str, some: Iterable[RedactionRule]) -> str:
+        for rule in _that_may_concern(text, some):
+            text = rule.pattern.sub(functools.partial(self._replace, rule), text)
         return without_marked(text, self._marks, self._take_value) if self._marks else text
 
     def _take_value(self) -> str:
@@ -127,22 +131,24 @@ class Redactor:
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """``lines`` without secrets, those that span lines included."""
-        inside, name = False, ""
-        for line in lines:
-            if inside and _PEM_END.search(line):
-                inside = False
-                yield _PEM_END.sub(REDACTED, line)
-            elif inside and _PEM_BODY.match(line):
-                continue
-            else:
-                redacted = self._behind_line(name, line) or self.text(line)
-                inside = redacted != line and _opens_block(line)
-                name = _name_at_end(name, redacted)
-                yield (
-                    redacted
-                    if redacted.endswith("\n") or not line.endswith("\n")
-                    else (redacted + "\n")
-                )
+        inside, name, rest = False, "", iter(lines)
+        while block := list(itertools.islice(rest, _LINES_AT_ONCE)):
+            likely = _that_may_concern("".join(block), rules())
+            for line in block:
+                if inside and _PEM_END.search(line):
+                    inside = False
+                    yield _PEM_END.sub(REDACTED, line)
+                elif inside and _PEM_BODY.match(line):
+                    continue
+                else:
+                    redacted = self._behind_line(name, line) or self._by_rules(line, likely)
+                    inside = redacted != line and _opens_block(line)
+                    name = _name_at_end(name, redacted)
+                    yield (
+                        redacted
+                        if redacted.endswith("\n") or not line.endswith("\n")
+                        else (redacted + "\n")
+                    )
 
     def _behind_line(self, name: str, line: str) -> str:
         """``line`` where it is the value of ``name``, the end of the line before; else empty."""
@@ -213,6 +219,11 @@ class Redactor:
         start, end = (edge - match.start() for edge in match.span("secret"))
         whole = match.group()
         return whole[:start] + REDACTED + whole[end:]
+
+
+def _that_may_concern(text: str, some: Iterable[RedactionRule]) -> list[RedactionRule]:
+    lower = text.lower()
+    return [rule for rule in some if any(hint in lower for hint in rule.hints)]
 
 
 def _name_at_end(before: str, line: str) -> str:
