@@ -132,6 +132,7 @@ def test_a_launcher_that_dies_before_the_run_begins_is_an_error(project: Path) -
         start(request(project), environ=broken, stderr=QUIET)
 
 
+@pytest.mark.extended
 def test_any_thread_may_launch(project: Path) -> None:
     verdicts: list[RunVerdict] = []
 

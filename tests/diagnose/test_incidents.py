@@ -192,6 +192,7 @@ for step in range(6):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_restarts_in_place_that_cannot_help(
     ncclops: Ncclops, ncclops_in_process: Ncclops, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_torch_is_asked_beside_it(ncclops_in_process: Run, tmp_path: Path) -> No
     assert "missing ranks: {1}" in opinion["says"]
 
 
+@pytest.mark.extended
 def test_torchs_analyser_is_survived(ncclops_in_process: Run, tmp_path: Path) -> None:
     """It stops at an operation it does not know; we say so and answer."""
     made = {

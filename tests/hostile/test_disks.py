@@ -113,6 +113,7 @@ FULL_EARLY = """
 """
 
 
+@pytest.mark.extended
 def test_on_a_disk_that_was_full_early_the_others_go_on_without_a_rank_that_was_killed(
     private_mounts: None, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ open("starts", "a").write("x")
 """
 
 
+@pytest.mark.extended
 def test_a_process_that_does_not_end_after_its_script_is_ended_and_the_job_is_completed(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

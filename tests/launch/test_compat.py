@@ -46,6 +46,7 @@ def test_launch_serves_the_name_and_the_reserve_of_a_tree_takes_over(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_under_torchrun_a_fault_restarts_all_ranks(tmp_path: Path) -> None:
     """The store's port is none that torchrun's agent serves."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

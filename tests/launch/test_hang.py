@@ -222,6 +222,7 @@ def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
 
 @lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train) -> None:
     done, run = train("time.sleep(10)", at=0)
     assert done.returncode == 0, done.stderr

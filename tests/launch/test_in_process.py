@@ -115,6 +115,7 @@ def test_a_mistake_in_the_script_is_not_tried_again(
     assert run.named("retry") == []
 
 
+@pytest.mark.extended
 def test_classes_of_the_script_survive_multiprocessing(ncclops: Ncclops, script: Script) -> None:
     """Spawned children call the script `__mp_main__`, and pickle by that name."""
     source = (

@@ -337,6 +337,7 @@ class TestFailure:
         assert len(run.named("retry")) == 1
         assert (run.path / "ranks" / "0" / "error-0.json").exists()
 
+    @pytest.mark.extended
     def test_a_named_port_serves_every_attempt(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

@@ -258,6 +258,7 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
     assert [run.stdout(rank) for rank in range(4)] == [f"{LOSS} of 4\n"] * 4
 
 
+@pytest.mark.extended
 def test_an_exception_while_the_other_nodes_are_in_nccl_is_told_on_all(
     launch: Callable[..., CompletedText], tmp_path: Path
 ) -> None:

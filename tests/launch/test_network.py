@@ -121,6 +121,7 @@ def test_what_a_profile_expects_is_told_with_the_reason(
     assert "trained None" in run.stdout(0)
 
 
+@pytest.mark.extended
 def test_sockets_are_told_where_nccl_logs_nothing(launch: Launch, run: Run, tmp_path: Path) -> None:
     profile = tmp_path / "lane.toml"
     profile.write_text(EXPECTS)

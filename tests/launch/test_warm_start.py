@@ -127,6 +127,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     assert "started afresh" not in agent_log(run)
 
 
+@pytest.mark.extended
 def test_children_of_multiprocessing_are_waited_for_before_only_the_end_is_left(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_variables_that_an_import_sets_reach_the_workers(
     assert run.stdout(1) == "set\n"
 
 
+@pytest.mark.extended
 def test_a_module_that_is_not_there_is_told_and_costs_nothing_else(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

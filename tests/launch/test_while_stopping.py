@@ -55,7 +55,10 @@ def wait_for(path: Path) -> None:
 @pytest.mark.parametrize(
     ("lane", "how", "restart", "said"),
     [
-        ("gloo", "killed", "in-process", "rank 2 failed meanwhile (was killed by SIGKILL)"),
+        pytest.param(
+            *("gloo", "killed", "in-process", "rank 2 failed meanwhile (was killed by SIGKILL)"),
+            marks=pytest.mark.extended,
+        ),
         ("nccl", "raises", "in-process", "rank 2 failed meanwhile (ValueError: no space left)"),
         pytest.param(
             *("gloo", "raises", "process", "rank 2 failed meanwhile (ValueError: no space left)"),
@@ -85,6 +88,7 @@ def test_a_fault_while_the_run_is_stopping_is_recorded_and_the_job_only_ends(
     assert [fault["rank"] for fault in run.named("fault")] == [2]
 
 
+@pytest.mark.extended
 def test_a_fault_on_one_node_while_the_job_is_stopped_on_another_starts_nothing_again(
     background: Start, script: Script, tmp_path: Path, ncclops: Ncclops
 ) -> None:

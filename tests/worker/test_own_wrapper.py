@@ -46,7 +46,7 @@ if __name__ == "__main__":
 )
 
 
-@lanes("gloo", "nccl-eager")
+@lanes("nccl-eager", extended=("gloo",))
 def test_its_own_wrapper_restarts_it_and_everything_is_recorded(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
@@ -72,7 +72,10 @@ class Wrapper:
 """
 
 
-@pytest.mark.parametrize(("enabled", "seen"), [("True", "wrapped"), ("False", "plain")])
+@pytest.mark.parametrize(
+    ("enabled", "seen"),
+    [("True", "wrapped"), pytest.param("False", "plain", marks=pytest.mark.extended)],
+)
 def test_the_wrapper_it_is_compatible_with_is_noticed(
     enabled: str, seen: str, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
 ) -> None:
