@@ -325,6 +325,17 @@ def is_of_plugin(name: str) -> bool:
     return name.startswith(_FAMILIES)
 
 
+# What the hundreds of variables of a library begin with: none of them is meant by another name.
+_OF_LIBRARIES = ("UCX_", "FI_")
+
+
+@cache
+def _names_of(family: str) -> tuple[str, ...]:
+    if family:
+        return tuple(name for name in catalogue() if name.startswith(family))
+    return tuple(name for name in catalogue() if not name.startswith(_OF_LIBRARIES))
+
+
 @lru_cache(maxsize=10_000)
 def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
     """The catalogue's names that ``name`` may have been meant to be, the closest one first.
@@ -342,6 +353,7 @@ def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
     if upper in known and upper != name:
         exact.insert(0, upper)
     cutoff = 0.92 if is_of_plugin(upper) else 0.8
-    close = difflib.get_close_matches(upper, known, n=count, cutoff=cutoff)
+    family = next((start for start in _OF_LIBRARIES if upper.startswith(start)), "")
+    close = difflib.get_close_matches(upper, _names_of(family), n=count, cutoff=cutoff)
     readable = [other for other in [*exact, *close] if known[other].status != "unread"]
     return tuple(dict.fromkeys(readable))[:count]

@@ -20,7 +20,7 @@ from ncclops.env.lint import (
     of_environment,
 )
 from ncclops.env.lint.jobs import features, node_count
-from ncclops.env.lint.model import under_profile
+from ncclops.env.lint.model import Setting, under_profile
 from ncclops.env.lint.parse import parse
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir
@@ -411,3 +411,9 @@ def test_a_whole_script() -> None:
         (11, "debug-check-left-on"),
         (13, "one-connection-fsdp2"),
     ]
+
+
+def test_what_amds_fork_may_read_is_of_nccl_alone() -> None:
+    where = Circumstances(uses=frozenset({"rocm"}))
+    unknown = LintedSettings(Setting(name, "1") for name in ("NCCL_XYZZY", "UCX_XYZZY"))
+    assert [f.names for f in lint(unknown, where)] == [("UCX_XYZZY",)]

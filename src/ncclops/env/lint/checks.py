@@ -112,7 +112,8 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     if is_place:
         near = tuple(other for other in near if _is_slip_of(name, other))
     # plugins, and AMD's fork, read names that the catalogue does not have
-    of_others = is_of_plugin(name) or is_place or setting.printed or "rocm" in where.uses
+    of_fork = "rocm" in where.uses and name.startswith("NCCL_")
+    of_others = is_of_plugin(name) or is_place or setting.printed or of_fork
     if not near and (not is_covered(name) or of_others):
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
