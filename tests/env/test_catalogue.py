@@ -48,6 +48,13 @@ def test_every_entry_is_whole() -> None:
     assert len(EVERY) > 600
 
 
+def test_a_line_may_stand_for_several_variables() -> None:
+    for name in ("UCX_RC_TX_QUEUE_LEN", "UCX_RC_MLX5_TX_QUEUE_LEN", "UCX_IB_TX_QUEUE_LEN"):
+        assert catalogue()[name].name == name
+    assert catalogue()["FI_OFI_RXR_CQ_SIZE"].replaced_by == "FI_EFA_CQ_SIZE"
+    assert "CQ_SIZE" in catalogue()["FI_OFI_RXR_CQ_SIZE"].summary
+
+
 def test_a_plain_default_passes_its_own_check() -> None:
     plain = [v for v in EVERY if v.check and re.fullmatch(r"-?\d+|[A-Z]+", v.default)]
     assert [v.name for v in plain if problem_with(v, v.default) is not None] == []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NodeCount = Literal["one", "many"]
 _NODES = ("one", "many")
 _FORMATS = (
-    *("shell", "dotenv", "conf", "yaml", "dockerfile", "python", "apptainer"),
+    *("shell", "dotenv", "conf", "yaml", "dockerfile", "python", "notebook", "apptainer"),
     *("csh", "fish", "powershell", "batch", "make", "config"),
 )
 _FEATURES = ("fsdp2", "tensor-parallel", "ucc", "torchrun", "ras-polling")
@@ -37,8 +37,8 @@ def lint(
         typer.Argument(
             metavar="[FILE|-]...",
             help="Shell and job scripts, .env files, NCCL configuration files, YAML, JSON,"
-            " Dockerfiles, Python, Apptainer definitions; - is standard input. Without one: this"
-            " environment, with --profile what the profile makes of it.",
+            " Dockerfiles, Python, notebooks, Apptainer definitions; - is standard input. Without"
+            " one: this environment, with --profile what the profile makes of it.",
         ),
     ] = None,
     profile: Annotated[

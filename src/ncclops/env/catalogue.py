@@ -1,14 +1,15 @@
 """The catalogue of variables: who reads each, what it takes, when, and what depends on it.
 
 The facts are data, ``data/catalogue.jsonl``, one object a line, loaded at the first use. Where a
-field is left out of a line, it is not known or does not apply.
+field is left out of a line, it is not known or does not apply. ``A_{B,C}_D`` as a name is two
+variables, and ``{}`` in another field is what each has there.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
@@ -47,6 +48,8 @@ READERS = {
     "nccl-plugin-rdma-sharp": "the HPC-X (RDMA and SHARP) plugin",
     "nccl-plugin-inspector": "NCCL's inspector plugin",
     "nccl-plugin-example": "NCCL's example plugins",
+    "libfabric": "libfabric",
+    "ucx": "UCX",
     "nccl-tests": "nccl-tests",
     "c10d": "torch.distributed",
     "c10d-nccl": "torch's NCCL process group",
@@ -175,13 +178,25 @@ def catalogue() -> Mapping[str, Variable]:
     """All variables by name."""
     text = resources.files("ncclops.env").joinpath("data/catalogue.jsonl").read_text("utf-8")
     variables = {}
-    for line in text.splitlines():
-        row = json.loads(line)
+    for row in (each for line in text.splitlines() for each in _each(json.loads(line))):
         if "libnccl" in row:
             row["libnccl"] = tuple(row["libnccl"])
         row["one_node"] = tuple(row.get("one_node", ()))
         variables[row["name"]] = Variable(**row)
     return MappingProxyType(variables)
+
+
+def _each(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The variables that a line of the data stands for."""
+    before, _, rest = row["name"].partition("{")
+    if not rest:
+        yield row
+        return
+    parts, _, after = rest.partition("}")
+    open_fields = [key for key in row if isinstance(row[key], str) and "{}" in row[key]]
+    for part in parts.split(","):
+        filled = {key: row[key].replace("{}", part) for key in open_fields}
+        yield {**row, **filled, "name": f"{before}{part}{after}"}
 
 
 @cache
@@ -210,6 +225,10 @@ _PREFIXES = (
     "TORCH_ELASTIC_",
     "GLOO_",
     "OFI_NCCL_",
+    "FI_CXI_",
+    "FI_EFA_",
+    "FI_OFI_RXR_",
+    "UCX_",
 )
 
 
@@ -242,6 +261,13 @@ _FAMILIES = (
     "NCCL_TEST",
     "NCCL_UCX_",
     "OFI_NCCL_",
+    "UCX_GDR_COPY_",
+    "UCX_GGA_",
+    "UCX_KNEM_",
+    "UCX_ROCM_",
+    "UCX_STATS_",
+    "UCX_XPMEM_",
+    "UCX_ZE_",
 )
 
 
@@ -299,6 +325,17 @@ def is_of_plugin(name: str) -> bool:
     return name.startswith(_FAMILIES)
 
 
+# What the hundreds of variables of a library begin with: none of them is meant by another name.
+_OF_LIBRARIES = ("UCX_", "FI_")
+
+
+@cache
+def _names_of(family: str) -> tuple[str, ...]:
+    if family:
+        return tuple(name for name in catalogue() if name.startswith(family))
+    return tuple(name for name in catalogue() if not name.startswith(_OF_LIBRARIES))
+
+
 @lru_cache(maxsize=10_000)
 def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
     """The catalogue's names that ``name`` may have been meant to be, the closest one first.
@@ -316,6 +353,7 @@ def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
     if upper in known and upper != name:
         exact.insert(0, upper)
     cutoff = 0.92 if is_of_plugin(upper) else 0.8
-    close = difflib.get_close_matches(upper, known, n=count, cutoff=cutoff)
+    family = next((start for start in _OF_LIBRARIES if upper.startswith(start)), "")
+    close = difflib.get_close_matches(upper, _names_of(family), n=count, cutoff=cutoff)
     readable = [other for other in [*exact, *close] if known[other].status != "unread"]
     return tuple(dict.fromkeys(readable))[:count]

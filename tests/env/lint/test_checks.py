@@ -20,7 +20,7 @@ from ncclops.env.lint import (
     of_environment,
 )
 from ncclops.env.lint.jobs import features, node_count
-from ncclops.env.lint.model import under_profile
+from ncclops.env.lint.model import Setting, under_profile
 from ncclops.env.lint.parse import parse
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir
@@ -73,6 +73,10 @@ def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, LintFi
         ("OFI_NCCL_TUNER_TYPE", "auto", "is not one of Internal, Region, Model"),
         ("OFI_NCCL_NET_LATENCY", "75us", "it is not a number"),
         ("UCX_IB_GID_INDEX", "-1", "it takes auto or a number"),
+        ("UCX_MEMTYPE_CACHE", "false", "it takes y, n or try"),
+        ("UCX_RC_VERBS_SEG_SIZE", "8 KiB", "it takes a size"),
+        ("UCX_RNDV_SCHEME", "get", "is not one of auto, get_zcopy"),
+        ("FI_CXI_LLRING_MODE", "on", "is not one of idle, always, never"),
         ("OMP_PROC_BIND", "yes", "it takes true, false"),
     ],
 )
@@ -111,6 +115,10 @@ def test_a_value_that_its_reader_does_not_take(name: str, value: str, message: s
         ("NCCL_DEBUG", ""),
         ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
         ("TOKENIZERS_PARALLELISM", "False"),
+        ("UCX_MEMTYPE_CACHE", "On"),
+        ("UCX_DC_MLX5_SEG_SIZE", "8kb"),
+        ("UCX_KEEPALIVE_INTERVAL", "1.5s"),
+        ("UCX_RNDV_SCHEME", "GET_ZCOPY"),
     ],
 )
 def test_a_value_that_its_reader_takes(name: str, value: str) -> None:
@@ -129,6 +137,8 @@ def test_a_value_that_its_reader_takes(name: str, value: str) -> None:
         ("NCC_IB_HCAS", "NCCL_IB_HCA"),
         ("FI_EFA_USE_DEVICE_RMDA", "FI_EFA_USE_DEVICE_RDMA"),
         ("UCX_NET_DEVICE", "UCX_NET_DEVICES"),
+        ("UCX_UNIFIED_TLS_MODE", "UCX_UNIFIED_MODE"),
+        ("UCX_RC_MLX5_TX_QUEUE_LENGTH", "UCX_RC_MLX5_TX_QUEUE_LEN"),
     ],
 )
 def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
@@ -150,7 +160,6 @@ def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
         ("NCCL_DEBUG_SUBSYS", "INIT,^NET"),
         ("NCCL_COLLNET_ENABLE", "5"),
         ("TORCH_DIST_INIT_BARRIER", "true"),
-        ("UCX_MEMTYPE_CACHE", "false"),
         ("NCCL_FASTRAK_NUM_FLOWS", "two"),
     ],
 )
@@ -402,3 +411,9 @@ def test_a_whole_script() -> None:
         (11, "debug-check-left-on"),
         (13, "one-connection-fsdp2"),
     ]
+
+
+def test_what_amds_fork_may_read_is_of_nccl_alone() -> None:
+    where = Circumstances(uses=frozenset({"rocm"}))
+    unknown = LintedSettings(Setting(name, "1") for name in ("NCCL_XYZZY", "UCX_XYZZY"))
+    assert [f.names for f in lint(unknown, where)] == [("UCX_XYZZY",)]

@@ -112,7 +112,8 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     if is_place:
         near = tuple(other for other in near if _is_slip_of(name, other))
     # plugins, and AMD's fork, read names that the catalogue does not have
-    of_others = is_of_plugin(name) or is_place or setting.printed or "rocm" in where.uses
+    of_fork = "rocm" in where.uses and name.startswith("NCCL_")
+    of_others = is_of_plugin(name) or is_place or setting.printed or of_fork
     if not near and (not is_covered(name) or of_others):
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
@@ -133,7 +134,7 @@ def _misspelt_prefix(setting: Setting) -> tuple[str, ...]:
                 return (meant,)
             is_level = (setting.value or "").upper() in catalogue()["NCCL_DEBUG"].check["choices"]
             return nearest_names(meant) or (("NCCL_DEBUG",) if is_level else ())
-    if name.startswith(("FI_", "UCX_")):
+    if name.startswith("FI_"):
         return _one_letter_off(name)
     if name.startswith("NCCL") and (slip := _without_underscores().get(name.replace("_", ""))):
         return (slip,)
@@ -173,14 +174,14 @@ def _without_underscores() -> dict[str, str]:
 
 
 def _one_letter_off(name: str) -> tuple[str, ...]:
-    """The variable of libfabric or UCX that ``name`` is with a letter too many, missing or moved.
+    """The variable of libfabric that ``name`` is with a letter too many, missing or moved.
 
-    They have more names than the catalogue; another letter may make another of them (TX, RX).
+    It has more providers than the catalogue; another letter may make another name (TX, RX).
     """
     for other, variable in catalogue().items():
         same_letters = len(other) == len(name) and sorted(other) == sorted(name)
         if (
-            variable.component in ("libfabric", "ucx")
+            variable.component == "libfabric"
             and (len(other) != len(name) or same_letters)
             and _is_one_off(name, other)
         ):

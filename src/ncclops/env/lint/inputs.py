@@ -11,6 +11,7 @@ from ncclops.env.host import describe_host
 from ncclops.env.lint.containers import problem_of_yaml
 from ncclops.env.lint.jobs import features, node_count
 from ncclops.env.lint.model import Circumstances, LintedSettings, Setting, under_profile
+from ncclops.env.lint.notebook import code_of
 from ncclops.env.lint.parse import FORMATS, Format, guess_format, read
 from ncclops.env.origins import from_files
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
@@ -21,8 +22,10 @@ from ncclops.record.regular_file import advice, read_regular, read_stdin
 
 Linted = tuple[LintedSettings, Circumstances]
 
-# The longest launch script known has 100 kB, and the catalogue has some 700 names.
+# The longest launch script known has 100 kB, and the catalogue has some 2,000 names. A notebook
+# holds the pictures that it has made.
 _MOST_BYTES = 1 << 20
+_MOST_OF_NOTEBOOK = 16 << 20
 _MOST_NAMES = 10_000
 # Stands for the run directory, which a plan that is only looked at does not have.
 _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
@@ -75,8 +78,9 @@ def _settings(name: str, text: str, format_: Format, where: Circumstances) -> Li
     if format_ == "yaml" and (problem := problem_of_yaml(text)):
         raise UsageError(f"{name}: cannot be read as YAML: {problem}; correct it, or say --format")
     if format_ not in ("dotenv", "conf"):
-        nodes = where.nodes if format_ == "python" else where.nodes or node_count(text)
-        where = replace(where, nodes=nodes, uses=where.uses | features(text))
+        code = code_of(text) if format_ == "notebook" else text
+        nodes = where.nodes if format_ == "python" else where.nodes or node_count(code)
+        where = replace(where, nodes=nodes, uses=where.uses | features(code))
     settings = read(text, format_, Path(name))
     if len({setting.name for setting in settings.all}) > _MOST_NAMES:
         raise UsageError(
@@ -102,8 +106,9 @@ def of_profile(profile: Profile, environ: Mapping[str, str], where: Circumstance
 
 
 def _read(name: str, path: Path) -> bytes:
+    most = _MOST_OF_NOTEBOOK if path.suffix == ".ipynb" else _MOST_BYTES
     try:
-        raw = read_stdin(_MOST_BYTES) if name == "-" else read_regular(path, _MOST_BYTES)
+        raw = read_stdin(most) if name == "-" else read_regular(path, most)
     except IsADirectoryError:
         raise UsageError(f"{name} is a directory: name the files in it, as {name}/*.sh") from None
     except OSError as error:

@@ -16,6 +16,7 @@ from ncclops.env.lint.containers import read_yaml
 from ncclops.env.lint.dockerfile import read_dockerfile
 from ncclops.env.lint.environments import Found
 from ncclops.env.lint.model import LintedSettings, Setting
+from ncclops.env.lint.notebook import code_of, holds_magics, read_notebook
 from ncclops.env.lint.other_languages import read_csh, read_fish, read_lines, read_make
 from ncclops.env.lint.python_source import read_python
 from ncclops.env.lint.shell import read_shell
@@ -29,6 +30,7 @@ Format = Literal[
     "yaml",
     "dockerfile",
     "python",
+    "notebook",
     "apptainer",
     "csh",
     "fish",
@@ -46,6 +48,7 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "yaml",
     ".dockerfile": "dockerfile",
     ".py": "python",
+    ".ipynb": "notebook",
     ".def": "apptainer",
     ".conf": "conf",
     ".csh": "csh",
@@ -90,6 +93,16 @@ _PROGRAM = re.compile(r"#![^\n]*\b(?:ba|z|da|k)?sh\b|#![^\n]*\bpython")
 _INTERPRETERS: dict[str, Format] = {"python": "python", "csh": "csh", "fish": "fish"}
 _INTERPRETER = re.compile(r"python|csh|fish")
 _MANIFEST = re.compile(r"(?:---\s*+)?apiVersion:")
+# What a file whose name does not say so is by what stands in it.
+_CONTENTS: tuple[tuple[re.Pattern[str], Format], ...] = (
+    (re.compile(r"\s*FROM\s+\S+[^\n]*\n"), "dockerfile"),
+    (re.compile(r"(?:.*\n)*?\[(?:Service|Unit)\]"), "config"),
+    (re.compile(r"\s*(?:#[^\n]*\n\s*)*(?:import|from)\s+\w+[^\n]*\n"), "python"),
+    (re.compile(rf"{_ONLY_VARIABLES.pattern}\Z"), "dotenv"),
+    (re.compile(rf"(?:.*\n)*?[ \t]*(?:export\s+{NAME}=|#(?:SBATCH|PBS|BSUB)\s)"), "shell"),
+)
+# Files for people, whatever they say of variables.
+_FOR_PEOPLE = frozenset({".md", ".txt", ".rst", ".html", ".log", ".json", ".csv"})
 
 
 def guess_format(path: Path, text: str = "") -> Format:
@@ -134,7 +147,7 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
 
     found = Found(embedded=embedded)
     _read_into(found, text, kind, path, 1)
-    expanded, printed = _expanded(text)
+    expanded, printed = _expanded(code_of(text) if kind == "notebook" else text)
     settings = dict.fromkeys(
         replace(
             setting,
@@ -169,6 +182,8 @@ def _read_into(
         read_yaml(text, found, line)
     elif kind == "dockerfile":
         read_dockerfile(text, found)
+    elif kind == "notebook" or (kind == "python" and holds_magics(text)):
+        read_notebook(text, found, line)
     elif kind == "python":
         read_python(text, found, line)
     elif kind == "apptainer":
@@ -187,12 +202,16 @@ def _read_into(
 
 
 def _by_contents(name: str, text: str) -> Format | None:
-    """What a text is that a script prints, or writes into a file that a variable names."""
-    if PurePosixPath(name).suffix and "$" not in name.rpartition("/")[2]:
+    """What a text is that a script prints, or writes into a file whose name does not say it."""
+    if PurePosixPath(name).suffix.lower() in _FOR_PEOPLE:
         return None
     if _PROGRAM.match(text):
         return guess_format(Path(), text)
-    return "yaml" if _MANIFEST.match(text) else None
+    if _MANIFEST.match(text):
+        return "yaml"
+    if not name or re.match(r"/dev/|&|\d+$", name):
+        return None  # printed, for people
+    return next((kind for pattern, kind in _CONTENTS if pattern.match(text)), None)
 
 
 def _embedded_format(name: str) -> Format | None:

@@ -18,6 +18,7 @@ SLIP_IDS = (
     "no-text",
     "not-passed-on",
     "only-these-exported",
+    "own-shell",
     "roles-differ",
     "export-overwritten",
     "set-twice",
@@ -311,6 +312,20 @@ def roles_differ(role: str, other: str, given: Sequence[Setting]) -> LintFinding
         f"give {other} the same",
         _CATALOGUE,
         given[0].line,
+    )
+
+
+def of_own_shell(name: str, line: int) -> LintFinding:
+    """``!export A=1`` in a notebook."""
+    return LintFinding(
+        "own-shell",
+        "warning",
+        (name,),
+        f"{name}: a line with ! and a cell with %%bash are a shell of their own, which ends with"
+        " them, so nothing that follows sees it",
+        f"write %env {name}=VALUE, or put it in front of the command that needs it",
+        "IPython, shell access",
+        line,
     )
 
 
