@@ -8,14 +8,14 @@ variables, and ``{}`` in another field is what each has there.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Literal
+
+import msgspec
 
 from ncclops.profiles.versions import release
 
@@ -102,8 +102,7 @@ RANKS = {
 }
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(msgspec.Struct, frozen=True):
     """One variable.
 
     ``check`` says what a program can test a value against (see ``ncclops.env.values``);
@@ -125,7 +124,7 @@ class Variable:
     summary: str
     source: str
     unit: str = ""
-    check: Mapping[str, Any] = field(default_factory=dict)
+    check: dict[str, Any] = {}
     since: str | None = None
     deprecated: str | None = None
     removed: str | None = None
@@ -176,27 +175,23 @@ class Variable:
 @cache
 def catalogue() -> Mapping[str, Variable]:
     """All variables by name."""
-    text = resources.files("ncclops.env").joinpath("data/catalogue.jsonl").read_text("utf-8")
-    variables = {}
-    for row in (each for line in text.splitlines() for each in _each(json.loads(line))):
-        if "libnccl" in row:
-            row["libnccl"] = tuple(row["libnccl"])
-        row["one_node"] = tuple(row.get("one_node", ()))
-        variables[row["name"]] = Variable(**row)
-    return MappingProxyType(variables)
+    data = resources.files("ncclops.env").joinpath("data/catalogue.jsonl").read_bytes()
+    lines = msgspec.json.Decoder(Variable).decode_lines(data)
+    return MappingProxyType({each.name: each for line in lines for each in _each(line)})
 
 
-def _each(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _each(line: Variable) -> Iterator[Variable]:
     """The variables that a line of the data stands for."""
-    before, _, rest = row["name"].partition("{")
+    before, _, rest = line.name.partition("{")
     if not rest:
-        yield row
+        yield line
         return
     parts, _, after = rest.partition("}")
-    open_fields = [key for key in row if isinstance(row[key], str) and "{}" in row[key]]
+    fields = msgspec.structs.asdict(line)
+    open_fields = {k: v for k, v in fields.items() if isinstance(v, str) and "{}" in v}
     for part in parts.split(","):
-        filled = {key: row[key].replace("{}", part) for key in open_fields}
-        yield {**row, **filled, "name": f"{before}{part}{after}"}
+        filled = {key: value.replace("{}", part) for key, value in open_fields.items()}
+        yield msgspec.structs.replace(line, name=f"{before}{part}{after}", **filled)
 
 
 @cache
