@@ -176,6 +176,7 @@ def test_an_agent_may_start_later_than_a_host_may_be_silent(job: Job) -> None:
 
 
 @pytest.mark.parametrize("job", [3], indirect=True)
+@pytest.mark.extended
 def test_a_killed_agent_takes_its_workers_along_and_a_spare_starts_in_its_place(job: Job) -> None:
     """Without restarts in place: a new round, new processes, one history of attempts."""
     job.serve_store()
@@ -235,6 +236,7 @@ def test_a_spare_starts_in_the_place_of_a_host_with_a_broken_gpu(job: Job) -> No
 
 
 @pytest.mark.parametrize("job", [2], indirect=True)
+@pytest.mark.extended
 def test_a_failure_on_one_host_is_shown_on_the_other_and_retries_count_once(job: Job) -> None:
     endpoint = f"{job.hosts.address('h0')}:29500"
     script = job.directory / "work.sh"

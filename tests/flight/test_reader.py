@@ -321,7 +321,7 @@ def mutate(data: bytes, changes: list[tuple[int, int, int]]) -> bytes:
     return bytes(changed)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(original=st.sampled_from(ORIGINALS), changes=st.lists(MUTATIONS, min_size=12, max_size=12))
 def test_mutated_dumps_are_read_or_refused(
     scratch: Path, original: bytes, changes: list[list[tuple[int, int, int]]]
@@ -347,7 +347,7 @@ VALUES = st.recursive(
 FIELDS = sorted(entry(1))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     changes=st.lists(
         st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3), max_size=4

@@ -98,6 +98,7 @@ time.sleep(1)
         ),
     ],
 )
+@pytest.mark.extended
 def test_what_a_restart_needs_may_be_missing_and_the_run_ends_all_the_same(
     ways: str, ncclops: Callable[..., CompletedText], tmp_path: Path
 ) -> None:

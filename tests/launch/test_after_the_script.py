@@ -185,6 +185,7 @@ finally:
 """
 
 
+@pytest.mark.extended
 def test_ranks_that_end_with_os_exit_wait_for_the_one_that_saves(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

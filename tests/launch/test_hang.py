@@ -123,6 +123,7 @@ dist.destroy_process_group()
 
 @lanes("nccl")
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_on_which_the_script_ends_too_early_is_named_and_comes_along(
     ncclops: Ncclops, script: Script, only_run: OnlyRun, impatient: Path
 ) -> None:
@@ -187,6 +188,7 @@ dist.all_reduce(torch.ones(1))
 
 @lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
     assert done.returncode == 0, done.stderr

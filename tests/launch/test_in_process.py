@@ -269,6 +269,7 @@ class TestRetry:
         assert only_run().verdict["attempts"] == 2
         assert "class    bootstrap (" in done.stderr
 
+    @pytest.mark.extended
     def test_a_job_that_the_scheduler_starts_again_gets_no_second_retry(
         self, ncclops: Ncclops, script: Script, tmp_path: Path
     ) -> None:

@@ -303,7 +303,7 @@ def test_an_exception_while_the_other_nodes_are_in_nccl_is_told_on_all(
             *("exit:1", (1, True), "peer-exit", "none"),
             marks=pytest.mark.extended,
         ),
-        ("kill:1", (1, True), "host-oom", "none"),
+        pytest.param(*("kill:1", (1, True), "host-oom", "none"), marks=pytest.mark.extended),
     ],
 )
 def test_what_a_whole_run_is_classified_as(

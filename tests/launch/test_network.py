@@ -171,6 +171,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     "restart", ["in-process", pytest.param("process", marks=pytest.mark.extended)]
 )
+@pytest.mark.extended
 def test_one_node_on_another_network_ends_the_job_on_all(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -70,6 +70,7 @@ def test_names_that_are_no_text_are_kept(ncclops: Ncclops, script: Script, tmp_p
     assert r"[rank0]: b'\xfe'" in done.stdout
 
 
+@pytest.mark.extended
 def test_what_lies_in_the_current_directory_shadows_nothing(
     ncclops: Ncclops, tmp_path: Path
 ) -> None:

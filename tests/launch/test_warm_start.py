@@ -151,10 +151,11 @@ Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), e
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (
+        pytest.param(
             "import threading, time\n"
             "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
             "the imports have started threads: python",
+            marks=pytest.mark.extended,
         ),
         pytest.param("import os\nos._exit(3)", "it has ended", marks=pytest.mark.extended),
         pytest.param(

@@ -56,7 +56,9 @@ def expect_fallback(job: Job, why: str) -> None:
 
 
 @lanes("nccl-eager")
-@pytest.mark.parametrize("shrink", [True, False], ids=["shrunk", "anew"])
+@pytest.mark.parametrize(
+    "shrink", [True, pytest.param(False, marks=pytest.mark.extended)], ids=["shrunk", "anew"]
+)
 def test_ddp_goes_on_and_trains_to_the_same_result(job: Job, host: Host, shrink: bool) -> None:
     start(job, 3, {3: (1, "dies")}, ddp=True, shrink=shrink)
     assert job.wait() == {0: 0, 1: -9, 2: 0}

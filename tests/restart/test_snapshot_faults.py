@@ -55,7 +55,7 @@ def test_an_exception_costs_a_step_or_two(ncclops_job: JobFactory, undisturbed: 
     expect(result, "memory", 6)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.extended)])
 def test_after_many_random_faults_the_result_is_the_same_to_the_last_bit(
     ncclops_job: JobFactory, undisturbed: str, seed: int
 ) -> None:
@@ -146,6 +146,7 @@ def test_the_shards_of_fsdp2_are_restored_to_the_last_bit(ncclops_job: JobFactor
     expect(result, "memory", 6, 11)
 
 
+@pytest.mark.extended
 def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
     ncclops_job: JobFactory,
 ) -> None:

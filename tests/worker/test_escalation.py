@@ -527,6 +527,7 @@ class TestRuns:
         names = [event["event"] for event in run.events]
         assert names.index("escalation") < names.index("retry")
 
+    @pytest.mark.extended
     def test_what_piles_up_over_restarts_ends_in_new_processes(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
     ) -> None:
@@ -563,7 +564,7 @@ class TestRuns:
         [
             "raise RuntimeError('NCCL error in: /p/c10d/NCCLUtils.cpp:94, internal error - please"
             " report this issue to the NCCL developers, NCCL version 2.28.3')",
-            "sys.exit(3)",
+            pytest.param("sys.exit(3)", marks=pytest.mark.extended),
         ],
         ids=["an exception", "an exit"],
     )

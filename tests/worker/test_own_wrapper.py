@@ -152,6 +152,7 @@ def test_a_lost_rank_comes_back_to_its_own_wrapper(
     assert run.verdict["reason"] == "2 workers exited 0"
 
 
+@pytest.mark.extended
 def test_a_process_that_comes_back_to_its_own_wrapper_too_late_ends_well(
     ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
 ) -> None:
