@@ -162,6 +162,7 @@ def test_a_directory_in_which_nothing_could_be_recorded_is_not_taken(
     assert list(run.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_a_verdict_that_cannot_be_written_is_not_pointed_to(
     private_mounts: None, tmp_path: Path
 ) -> None:

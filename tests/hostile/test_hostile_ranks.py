@@ -41,7 +41,7 @@ for path in (worker, receipt, rank / "progress", rank / "environment.json"):
 """,
     "no rank directory": "shutil.rmtree(rank)",
     "random numbers in its progress page": "(rank / 'progress').write_bytes(os.urandom(4096))",
-    "one line of 40 MB": "sys.stderr.write('\\x1b[2J' * (10 << 20)); sys.stderr.flush()",
+    "one line of 20 MB": "sys.stderr.write('\\x1b[2J' * (5 << 20)); sys.stderr.flush()",
 }
 
 

@@ -117,6 +117,7 @@ for step in range(20):
 """
 
 
+@pytest.mark.extended
 def test_a_rank_that_exits_0_in_the_middle_of_the_script_is_lost(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_rank_that_is_lost_does_not_end_the_job(
     assert "[rank2]" not in done.stdout
 
 
+@pytest.mark.extended
 def test_a_mistake_in_the_script_is_not_tried_again(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
@@ -211,7 +212,10 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("mode", "dies"),
         [
-            ("in-process", "raise RuntimeError('ncclRemoteError')"),
+            pytest.param(
+                *("in-process", "raise RuntimeError('ncclRemoteError')"),
+                marks=pytest.mark.extended,
+            ),
             ("process", "sys.exit(1)"),
         ],
     )

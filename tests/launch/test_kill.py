@@ -194,6 +194,7 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_time(
     assert agent.wait(LIMIT_S) == 130
 
 
+@pytest.mark.extended
 def test_a_worker_may_end_well_when_asked_to_stop(
     waiting_worker: Callable[..., Background], tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_transient_fault_after_choosing_a_start_method(
     assert only_run().stdout(0) == "x\nx\n"
 
 
+@pytest.mark.extended
 def test_a_rank_that_stays_after_the_core_gave_up_is_ended(
     ncclops: Ncclops, script: Script, quick_profile: Path, only_run: OnlyRun
 ) -> None:

@@ -218,6 +218,7 @@ def test_a_module_that_is_not_there_is_told_and_costs_nothing_else(
     assert "cannot import not_there_at_all: ModuleNotFoundError" in agent_log(run)
 
 
+@pytest.mark.extended
 def test_a_server_that_does_not_answer_is_given_up(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:

@@ -242,7 +242,7 @@ def test_what_was_logged_before_the_boot_is_left_out(tmp_path: Path) -> None:
 
 @slow
 def test_the_command_prints_what_schedulers_take(
-    ncclops: Callable[..., CompletedText], tmp_path: Path
+    ncclops_in_process: Callable[..., CompletedText], tmp_path: Path
 ) -> None:
     root, listed = tmp_path / "root", tmp_path / "excluded"
     machine = make(HGX)
@@ -251,7 +251,7 @@ def test_the_command_prints_what_schedulers_take(
     listed.write_text("node9\n")
     common = ("preflight", "--root", root, "--window", "50ms", "--node-name", "n7")
 
-    done = ncclops(*common, "--json", "--exclude-file", listed)
+    done = ncclops_in_process(*common, "--json", "--exclude-file", listed)
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
     assert (document["schema"], document["status"]) == ("ncclops.preflight/1", "FAIL")
@@ -261,15 +261,15 @@ def test_the_command_prints_what_schedulers_take(
     assert bad[0]["remedy"]
     assert listed.read_text() == "node9\nn7\n"
 
-    assert ncclops(*common, "--reason").stdout == "ncclops: host.shm host: 64 MiB\n"
-    text = ncclops(*common, "--prometheus").stdout
+    assert ncclops_in_process(*common, "--reason").stdout == "ncclops: host.shm host: 64 MiB\n"
+    text = ncclops_in_process(*common, "--prometheus").stdout
     assert 'ncclops_preflight_check{check="host.shm",host="n7",subject="host"} 3.0' in text
-    table = ncclops(*common, "--no-exit-code")
+    table = ncclops_in_process(*common, "--no-exit-code")
     assert table.returncode == 0
     assert "FAIL  host.shm  host  64 MiB (wanted: at least 8 GiB" in table.stdout
     assert "-> give the container more" in table.stdout
 
-    done = ncclops(*common, "--skip", "host.shm", "--exclude-file", listed, "--reason")
+    done = ncclops_in_process(*common, "--skip", "host.shm", "--exclude-file", listed, "--reason")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert listed.read_text() == "node9\n"
 

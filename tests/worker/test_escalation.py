@@ -591,6 +591,7 @@ class TestRuns:
         assert (run.verdict["attempts"], run.verdict["outcome"]) == (1, "failed")
         assert run.verdict["classification"]["class"] == "plugin-env"
 
+    @pytest.mark.extended
     def test_the_script_s_own_error_is_tried_twice_and_shown_once(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

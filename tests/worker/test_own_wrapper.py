@@ -72,10 +72,8 @@ class Wrapper:
 """
 
 
-@pytest.mark.parametrize(
-    ("enabled", "seen"),
-    [("True", "wrapped"), pytest.param("False", "plain", marks=pytest.mark.extended)],
-)
+@pytest.mark.parametrize(("enabled", "seen"), [("True", "wrapped"), ("False", "plain")])
+@pytest.mark.extended
 def test_the_wrapper_it_is_compatible_with_is_noticed(
     enabled: str, seen: str, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
 ) -> None:
@@ -136,6 +134,7 @@ if seconds == 0:
 
 
 @lanes("gloo", extended=("nccl-eager",))
+@pytest.mark.extended
 def test_a_lost_rank_comes_back_to_its_own_wrapper(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
