@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from ncclops.preflight.model import Status
-from ncclops.preflight.readings import Collective, Process, Space
+from ncclops.preflight.readings import Collective, Process, Space, Stuck
 from tests.preflight.machines import GIB, KINDS, Machine, add_device, bond
 from tests.preflight.planting import (
     Defect,
@@ -369,11 +369,6 @@ def _late(part: str, subject: str) -> Callable[[Machine, random.Random], str]:
     return plant
 
 
-def _stuck(machine: Machine, chance: random.Random) -> str:
-    machine.processes = [*(machine.processes or []), Process(4711, "nvidia-smi", "D")]
-    return "host"
-
-
 def _bound_elsewhere(machine: Machine, chance: random.Random) -> str:
     status = machine.files["proc/self/status"]
     machine.files["proc/self/status"] = status.replace("0-191", "0-7")
@@ -552,7 +547,13 @@ DEFECTS = (
     Defect("a disk that hangs", "host.readable", ALL, _late("space /ckpt", "/ckpt")),
     Defect("a GPU that hangs", "host.readable", WITH_GPUS, _late("gpu 0", "GPU 0")),
     Defect("NVML hangs", "host.readable", WITH_GPUS, _late("driver", "NVML")),
-    Defect("a stuck nvidia-smi", "host.d-state", ALL, _stuck, WARN),
+    Defect(
+        "a stuck nvidia-smi",
+        "host.d-state",
+        ALL,
+        _made(stuck=(Stuck(pid=4711, name="nvidia-smi"),)),
+        WARN,
+    ),
     Defect("CPUs of the other socket", "host.numa", (*MELLANOX, "efa"), _bound_elsewhere, WARN),
     Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
     Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),

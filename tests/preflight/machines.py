@@ -28,6 +28,7 @@ from ncclops.preflight.readings import (
     Node,
     Process,
     Space,
+    Stuck,
 )
 from ncclops.profiles.model import PreflightNeeds
 
@@ -59,6 +60,8 @@ class Machine:
     stale: tuple[str, ...] = ()
     acs: tuple[str, ...] | None = None
     imex: tuple[bool, ...] = ()
+    stuck: tuple[Stuck, ...] = ()
+    modules: tuple[int, ...] | None = None
     late: dict[str, float] = field(default_factory=dict)
     needs: PreflightNeeds = field(default_factory=PreflightNeeds)
     nccl: str | None = "2.27.3"
@@ -94,6 +97,8 @@ class Machine:
                 stale_shm=self.stale,
                 acs_redirects=self.acs,
                 imex_writable=self.imex,
+                stuck=self.stuck,
+                modules=self.modules,
             ),
             name=Name(host=self.files.get("proc/sys/kernel/hostname"), addresses=self.addresses),
             log=KernelLog()
@@ -210,6 +215,8 @@ def _host(machine: Machine, chance: random.Random) -> None:
         machine.clock = chance.choice([True, None])
         if not virtual:
             machine.acs = chance.choice([None, ()])
+            gib = memory_kib >> 20
+            machine.modules = chance.choice([None, (*[gib * 64] * 16, *[0] * 16)])
     machine.spaces = [
         Space(
             path="runs", size_bytes=900 * GIB, free_bytes=300 * GIB, files=10**7, files_free=10**6
@@ -394,7 +401,7 @@ def add_device(
             f"{port}/gid_attrs/types/0": "IB/RoCE v1",
             f"{port}/gid_attrs/types/1": "RoCE v2",
             f"{port}/gid_attrs/types/3": "RoCE v2",
-            f"{port}/gids/3": "0000:0000:0000:0000:0000:ffff:0a01:0203",
+            f"{port}/gids/3": f"0000:0000:0000:0000:0000:ffff:0a01:{index:02x}03",
             f"{net}/operstate": "up",
             f"{net}/carrier": "1",
             f"{net}/carrier_changes": str(chance.choice([1, 2])),

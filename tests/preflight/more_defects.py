@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ncclops.preflight.model import Status
+from ncclops.preflight.readings import Stuck
 from tests.preflight import defects
 from tests.preflight.defects import BOARDS, METAL, WITH_GPUS
 from tests.preflight.machines import GIB, Machine, bond
@@ -159,8 +161,146 @@ def _ethernet_adapter_off(machine: Machine, chance: random.Random) -> str:
     return "PCI 0000:a8:00.0"
 
 
+def _small_gpu(machine: Machine, chance: random.Random) -> str:
+    machine.gpus[5]["memory_total_bytes"] = 64 * GIB
+    return "GPU 5"
+
+
+def _no_device_file(machine: Machine, chance: random.Random) -> str:
+    machine.files["dev/nvidiactl"] = machine.files["dev/nvidia-uvm"] = ""
+    listed = f"proc/driver/nvidia/gpus/{machine.gpus[0]['pci']}/information"
+    machine.files[listed] = "Model: x\nDevice Minor: \t 0"
+    machine.gpus[0]["missing_file"] = "dev/nvidia0"
+    return "GPU 0"
+
+
+def _unopened(machine: Machine, chance: random.Random) -> str:
+    """NVML, which cannot open it, leaves it out."""
+    pci = machine.gpus.pop()["pci"]
+    machine.driver["count"] -= 1
+    machine.files["dev/nvidiactl"] = machine.files["dev/nvidia-uvm"] = ""
+    machine.files[f"proc/driver/nvidia/gpus/{pci}/information"] = "Device Minor: \t 7"
+    return f"PCI {pci}"
+
+
+def _held(driver: str) -> Callable[[Machine, random.Random], str]:
+    """The last GPU has been given to another driver; NVIDIA's lists it no more."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        top = "sys/bus/pci/devices"
+        for gpu in machine.gpus:
+            machine.files[f"{top}/{gpu['pci']}/device"] = "0x2330"
+        pci = machine.gpus.pop()["pci"]
+        machine.driver["count"] -= 1
+        machine.files.pop(f"proc/driver/nvidia/gpus/{pci}/information", None)
+        machine.files[f"{top}/{pci}/driver"] = f"/sys/bus/pci/drivers/{driver}" if driver else ""
+        return f"PCI {pci}"
+
+    return plant
+
+
+def _kept_adapter(machine: Machine, chance: random.Random) -> str:
+    """As ``_ethernet_adapter_off``, and vfio-pci has it."""
+    found = _ethernet_adapter_off(machine, chance)
+    machine.files["sys/bus/pci/devices/0000:a8:00.0/driver"] = "/sys/bus/pci/drivers/vfio-pci"
+    return found
+
+
+def _one_address(machine: Machine, chance: random.Random) -> str:
+    top = "sys/class/infiniband/mlx5_{}/ports/1/gids/3"
+    machine.files[top.format(6)] = machine.files[top.format(2)]
+    return "mlx5_2 port 1, mlx5_6 port 1"
+
+
+def _one_guid(machine: Machine, chance: random.Random) -> str:
+    top = "sys/class/infiniband/mlx5_{}/ports/1/gids/0"
+    machine.files[top.format(5)] = machine.files[top.format(1)]
+    return "mlx5_1 port 1, mlx5_5 port 1"
+
+
+def _slot(index: int, lanes: int, of_slot: int | None) -> Callable[[Machine, random.Random], str]:
+    """Adapter ``index`` has so many lanes, and the bridge above it can do ``of_slot``."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        top = f"sys/class/infiniband/mlx5_{index}/device"
+        machine.files[f"{top}/current_link_width"] = str(lanes)
+        if of_slot is not None:
+            machine.files[f"{top}/../max_link_width"] = str(of_slot)
+        return f"mlx5_{index}"
+
+    return plant
+
+
+def _waits(**values: Any) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.stuck = (Stuck(pid=4711, name="python3", **values),)
+        return "host"
+
+    return plant
+
+
+def _modules(*sizes: int) -> Callable[[Machine, random.Random], str]:
+    """Modules that the firmware lists, in parts of the memory that the kernel has."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        kib = int(machine.files["proc/meminfo"].split()[1])
+        machine.modules = tuple(kib // 1024 * each // 1000 for each in sizes)
+        return "host"
+
+    return plant
+
+
+def _again(*lines: str) -> Callable[[Machine, random.Random], str]:
+    """Xid 119 twenty minutes ago, then ``lines``; a GPU of which NVML does not say its needs."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        gpu = machine.gpus[0]
+        gpu["recovery_action"] = None
+        texts = [line.format(pci=gpu["pci"].removesuffix(".0"), uuid=gpu["uuid"]) for line in lines]
+        xid = f"NVRM: Xid (PCI:{gpu['pci'].removesuffix('.0')}): 119, pid=1, name=python, Timeout"
+        aged = [(1200.0 - 60 * n, text) for n, text in enumerate([xid, *texts])]
+        machine.log = [*(machine.log or []), *aged]
+        return "GPU 0"
+
+    return plant
+
+
+CHANGED = "NVRM: Xid (PCI:{pci}): 154, GPU recovery action changed from "
 DEFECTS = (
     *defects.DEFECTS,
+    Defect("less memory than the others", "gpu.memory", BOARDS, _small_gpu),
+    Defect("no device file", "gpu.device-file", METAL, _no_device_file),
+    Defect("no device file in a container", "gpu.device-file", ("container-v2",), _no_device_file),
+    Defect("a GPU that NVML cannot open", "gpu.device-file", defects.MELLANOX, _unopened),
+    Defect("a GPU of vfio-pci", "gpu.bound", defects.MELLANOX, _held("vfio-pci"), WARN),
+    Defect("a GPU of nouveau", "gpu.bound", defects.MELLANOX, _held("nouveau"), WARN),
+    Defect("a GPU of no driver", "gpu.bound", defects.MELLANOX, _held(""), WARN),
+    Defect("an adapter of vfio-pci", "nic.port", ("hgx-roce",), _kept_adapter, WARN),
+    Defect("one address on two ports", "nic.unique", ("hgx-roce",), _one_address),
+    Defect("one GUID on two ports", "nic.unique", ("hgx-ib", "cloud-vm"), _one_guid),
+    Defect("fewer lanes than the slot has", "nic.pcie", defects.MELLANOX, _slot(6, 8, 16)),
+    Defect("a slot with fewer lanes", "nic.pcie", defects.MELLANOX, _slot(6, 8, 8), WARN),
+    Defect("killed, and it holds a GPU", "host.d-state", defects.ALL,
+           _waits(gpus=("/dev/nvidia3",)), WARN),
+    Defect("a server that does not answer", "host.d-state", defects.ALL,
+           _waits(moved=False, place="rpc_wait_bit_killable"), WARN),
+    Defect("a program that stands still", "host.d-state", defects.ALL, _waits(moved=False), WARN),
+    Defect("a module that is not used", "host.modules", METAL, _modules(*[67] * 16), WARN),
+    Defect("a module that is not listed", "host.modules", METAL, _modules(*[67] * 15, 0), WARN),
+    Defect("CPUs that are offline", "host.cpus", METAL,
+           files({"sys/devices/system/cpu/offline": "96-191",
+                  "sys/devices/system/cpu/smt/control": "on"}), WARN),
+    Defect("reset since, by Xid 154", "gpu.xid", WITH_GPUS,
+           _again(f"{CHANGED}0x1 (GPU Reset Required) to 0x0 (None)"), WARN),
+    Defect("the driver was loaded since", "gpu.xid", WITH_GPUS,
+           _again("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.230.02"), WARN),
+    Defect("reset since, by NVSentinel", "gpu.xid", WITH_GPUS,
+           _again("GPU reset executed: {uuid}, success: true"), WARN),
+    Defect("a reset that failed", "gpu.xid", WITH_GPUS,
+           _again("GPU reset executed: {uuid}, success: false")),
+    Defect("an Xid after the reset", "gpu.xid", WITH_GPUS,
+           _again(f"{CHANGED}0x1 (GPU Reset Required) to 0x0 (None)",
+                  "NVRM: Xid (PCI:{pci}): 119, pid=1, name=python, Timeout")),
     Defect("an address of the link alone", "nic.gid", ("hgx-roce",), _link_local),
     Defect("an adapter set to Ethernet", "nic.port", ("hgx-ib",), _set_to_ethernet, WARN),
     Defect("no driver for RDMA", "nic.port", ("hgx-ib",), _no_rdma_driver, WARN),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ncclops.preflight.readings import Process
+from ncclops.preflight.readings import Process, Stuck
 from ncclops.profiles.model import PreflightNeeds
 from tests.preflight.machines import GIB, KINDS, Machine, add_device, bond, make
 
@@ -406,6 +406,64 @@ def hgx_b200(chance: random.Random) -> Machine:
     return machine
 
 
+def slots_in_pairs(chance: random.Random) -> Machine:
+    """Six adapters, of which two are in slots with half of the lanes."""
+    machine = _of("hgx-roce", chance)
+    for index in (6, 7):
+        for path in [p for p in machine.files if re.search(rf"mlx5_{index}/|uverbs{index}\b", p)]:
+            del machine.files[path]
+    for index in (4, 5):
+        machine.files[f"sys/class/infiniband/mlx5_{index}/device/current_link_width"] = "8"
+    machine.needs = HGX
+    return machine
+
+
+def cards_of_one_name(chance: random.Random) -> Machine:
+    """The GeForce RTX 3080 comes with 10 GiB and with 12."""
+    machine = workstation(chance)
+    for gpu, gib in zip(machine.gpus, (10, 12), strict=True):
+        gpu |= {"name": "NVIDIA GeForce RTX 3080", "memory_total_bytes": gib * GIB}
+    return machine
+
+
+def bonds_without_lag(chance: random.Random) -> Machine:
+    """Two adapters below one bond, of which each is an RDMA device with the bond's address."""
+    machine = _of("hgx-roce", chance)
+    gid = "sys/class/infiniband/mlx5_{}/ports/1/gids/3"
+    for index in range(8):
+        machine.files[gid.format(index)] = machine.files[gid.format(index // 2 * 2)]
+        bond(machine, index, "802.3ad 4", "up")
+    machine.needs = HGX
+    return machine
+
+
+def reset_by_hand(chance: random.Random) -> Machine:
+    """The driver asked for a reset, and NVML says that it does so no more."""
+    machine = _of("hgx-ib", chance)
+    gpu = machine.gpus[2]
+    gpu["recovery_action"] = 0
+    said = f"NVRM: Xid (PCI:{gpu['pci'].removesuffix('.0')}): "
+    machine.log = [
+        (4000.0, f"{said}119, pid=7, name=python, Timeout after 45s of waiting for RPC response"),
+        (3999.0, f"{said}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset)"),
+        (3900.0, f"{said}119, pid=7, name=python, Timeout after 45s of waiting for RPC response"),
+    ]
+    machine.needs = HGX
+    return machine
+
+
+def disks_at_work(chance: random.Random) -> Machine:
+    """Loaders that read, a job that the freezer of control groups holds, a parent in vfork."""
+    machine = _of("hgx-ib", chance)
+    machine.stuck = (
+        Stuck(pid=11, name="pt_data_worker", moved=True, place="folio_wait_bit_common"),
+        Stuck(pid=12, name="python3", moved=False, place="__refrigerator", gpus=("/dev/nvidia0",)),
+        Stuck(pid=13, name="make", moved=False, place="kernel_clone"),
+    )
+    machine.needs = HGX
+    return machine
+
+
 MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
     made.__name__.replace("_", " "): made
     for made in (
@@ -440,6 +498,11 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         job_beside_a_broken_gpu,
         hgx_b200,
         lanes_of_a_virtual_machine,
+        slots_in_pairs,
+        cards_of_one_name,
+        bonds_without_lag,
+        reset_by_hand,
+        disks_at_work,
     )
 }
 

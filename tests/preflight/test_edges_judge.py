@@ -24,6 +24,7 @@ from ncclops.preflight.edges.model import (
 )
 from ncclops.preflight.edges.schedule import edges_between
 from ncclops.preflight.edges.sentences import tell
+from ncclops.preflight.model import Traits
 
 PORTS = tuple(range(33000, 60000, 1000))
 N = 6
@@ -554,3 +555,49 @@ def test_a_host_whose_address_is_none_is_not_heard(
     told = {"interface": "eth0", "address": address, "prefix": 24, "family": 4}
     with pytest.raises(msgspec.ValidationError, match="does not appear to be an IPv4"):
         msgspec.convert(told, kind)
+
+
+MAKE = Traits(
+    make="R760xa, H100", memory_mib=2_063_000, gpus=8, ports=8, driver="570.1", nccl="2.28"
+)
+
+
+def of_traits(*changed: dict[str, Any]) -> list[tuple[str, tuple[int, ...], str]]:
+    """What differs between hosts of one make, but for what is ``changed``."""
+    made = [msgspec.structs.replace(MAKE, **each) for each in changed]
+    hosts = tuple(host(number, traits=each) for number, each in enumerate(made))
+    outcomes = {number: Outcome(src=number, rtt_ms=0.1) for number in range(len(hosts))}
+    verdict = judge(hosts, outcomes, {})
+    assert verdict.excluded == []
+    assert all(told.remedy for told in tell(verdict))
+    return [(each.facts["what"], each.a, each.facts["read"]) for each in verdict.causes]
+
+
+def test_a_host_that_differs_from_its_like_is_named() -> None:
+    assert of_traits(*[{}] * 5) == []
+    lost_module = {"memory_mib": 2_063_000 * 31 // 32}
+    assert of_traits({}, {}, lost_module, {}) == [("memory_mib", (2,), "1998531")]
+    assert of_traits({}, {}, {}, {"gpus": 7, "ports": 7}) == [
+        ("gpus", (3,), "7"),
+        ("ports", (3,), "7"),
+    ]
+    assert of_traits(*[{}] * 7, {"driver": "565.2"}) == [("driver", (7,), "565.2")]
+    other = {"make": "R7525, A100"}
+    assert of_traits(*[{}] * 3, {**other, "nccl": "2.21"}) == [("nccl", (3,), "2.21")]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [{}, {}, {"memory_mib": 1_030_000}, {}],  # bought so
+        [{}, {}, {"memory_mib": 2_062_990}, {"memory_mib": 2_099_000}],
+        [*[{}] * 3, *[{"make": "R7525, A100", "memory_mib": 1_800_000, "gpus": 4}] * 3],
+        [{}, {}, {}, {"make": "R7525, A100", "driver": "535", "gpus": 4, "ports": 1}],
+        [*[{}] * 4, *[{"driver": "575.4", "nccl": "2.29", "ports": 4}] * 4],  # half of a roll-out
+        [{}, {}, {"gpus": 7}],  # too few to say what is usual
+        [*[{"make": ""}] * 3, {"make": "", "gpus": 1, "driver": "535"}],
+        [{}, {}, {}, {"memory_mib": 0, "gpus": 0, "driver": "", "nccl": ""}],  # not known
+    ],
+)
+def test_a_cluster_of_several_kinds_has_no_odd_one(changed: list[dict[str, Any]]) -> None:
+    assert of_traits(*changed) == []

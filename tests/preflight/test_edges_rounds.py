@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
-from ncclops.preflight.edges.model import How, Outcome, Plan
-from ncclops.preflight.edges.probe import Late, Probe, late_of
+from ncclops.preflight.edges import wire
+from ncclops.preflight.edges.model import How, Outcome, Place, Plan
+from ncclops.preflight.edges.probe import Late, Probe, late_of, probe
 from ncclops.preflight.edges.rounds import Network, Rounds
 from ncclops.preflight.edges.states import LOSSES, losses
 from tests.preflight.test_edges_judge import host
@@ -120,3 +123,27 @@ def test_the_kernel_says_whose_process_was_late() -> None:
             assert late_of(sock, "silent") == late_of(sock, "large-out") == "here"
             sock.recv(6)
             assert late_of(sock, "large-out") == "there"
+
+
+def test_a_host_that_is_busy_is_not_far_away() -> None:
+    """Its process takes its time, which is no round trip of the network."""
+    uid, pause_s = "ab" * 16, 0.02
+
+    def answer_late(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.recv(wire.REQUEST_BYTES, socket.MSG_WAITALL)
+            connection.sendall(wire.reply(uid))
+            for _ in range(3):
+                connection.recv(1)
+                time.sleep(pause_s)  # as a process that waits for a processor
+                connection.sendall(wire.PING)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer_late, args=(server,))
+        thread.start()
+        place = Place(interface="lo", address="127.0.0.1", prefix=8, family=4)
+        port = server.getsockname()[1]
+        found = asyncio.run(probe("127.0.0.1", port, own_uid=uid, place=place, pings=3))
+        thread.join()
+    assert found.uid == uid
+    assert 0 < found.rtt_ms < 1000 * pause_s

@@ -11,7 +11,7 @@ from ncclops.preflight import table
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, NodeReport, Status, worst
 from ncclops.preflight.node import RULES, judge
-from ncclops.preflight.readings import Process, Space
+from ncclops.preflight.readings import Process, Space, Stuck
 from tests.preflight import checks_page
 from tests.preflight.machines import GIB, KINDS, Machine, make
 
@@ -51,6 +51,10 @@ def no_capabilities(machine: Machine) -> None:
 
 def processes(*running: Process) -> Change:
     return lambda machine: setattr(machine, "processes", [*running])
+
+
+def stuck(*waiting: Stuck) -> Change:
+    return lambda machine: setattr(machine, "stuck", waiting)
 
 
 def unset_clock(machine: Machine) -> None:
@@ -206,7 +210,7 @@ WORSE: list[tuple[str, str, Change, Status]] = [
     (
         "host.d-state",
         "a stuck nvidia-smi",
-        processes(Process(7, "nvidia-smi", "D")),
+        stuck(Stuck(pid=7, name="nvidia-smi")),
         Status.WARN,
     ),
     ("host.readable", "a GPU is late", lambda m: m.late.update({"gpu 3": 15.0}), Status.FAIL),

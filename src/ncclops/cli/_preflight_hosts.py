@@ -114,6 +114,7 @@ def try_edges(
         name=report.host,
         findings=found,
         offer=offer,
+        traits=report.traits,
         then=pairs.Pairs(pairs.measure(os.environ), note),
         note=note,
     )

@@ -58,14 +58,38 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return built
 
 
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What hosts of one ``make`` (product, processor, model of GPUs) have alike.
+
+    ``gpus`` as PCI shows them, ``gpu_mib`` the least memory of one, ``ports`` are the active RDMA
+    ports, ``driver`` and ``nccl`` versions. 0 and empty texts: not known.
+    """
+
+    make: str = ""
+    memory_mib: int = 0
+    gpus: int = 0
+    gpu_mib: int = 0
+    ports: int = 0
+    driver: str = ""
+    nccl: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("make", "driver", "nccl"):
+            msgspec.structs.force_setattr(self, name, plain_line(getattr(self, name), 200))
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All findings on one node. ``time`` in seconds since the epoch; ``seconds`` it took."""
+    """All findings on one node, and what it has in common with others of its make.
+
+    ``time`` in seconds since the epoch; ``seconds`` it took.
+    """
 
     host: str
     time: float
     findings: tuple[Finding, ...]
     boot_id: str | None = None
     seconds: float | None = None
+    traits: Traits | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "host", host_name.clean(self.host))

@@ -27,6 +27,7 @@ from ncclops.preflight.machine.collective import measure
 from ncclops.preflight.model import Finding, NodeReport
 from ncclops.preflight.readings import Node
 from ncclops.preflight.site_checks import ELSEWHERE, SiteCheck
+from ncclops.preflight.traits import traits
 from ncclops.profiles.model import PreflightNeeds
 from ncclops.whole_numbers import whole_number
 
@@ -117,4 +118,5 @@ def report(node: Node, findings: Sequence[Finding]) -> NodeReport:
         time=node.time,
         findings=tuple(findings),
         boot_id=node.files.text("proc/sys/kernel/random/boot_id"),
+        traits=traits(node),
     )

@@ -163,6 +163,7 @@ def take_part(part: Part) -> Result:
             name=part.name,
             findings=findings,
             offer=offer,
+            traits=None if report is None else report.traits,
             then=pairs.Pairs(pairs.measure(check.environ), note),
             note=note,
         )

@@ -105,6 +105,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    missing_file: str | None = None  # its device file, where that is not there
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,11 +138,28 @@ class Process(msgspec.Struct, frozen=True):
     state: str
 
 
+class Stuck(msgspec.Struct, frozen=True, kw_only=True):
+    """A program in uninterruptible sleep at two looks.
+
+    ``moved``: it has run in between, so it waited twice; None where the kernel does not say.
+    ``gpus`` are the device files of GPUs that it has open, ``place`` is where in the kernel it
+    waits; empty where that is not to be seen.
+    """
+
+    pid: int
+    name: str
+    moved: bool | None = None
+    gpus: tuple[str, ...] = ()
+    place: str = ""
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The host beside its files.
 
     ``clock_synchronised`` is the kernel's word; ``stale_shm`` are NCCL's segments that no visible
-    process has mapped, ``unseen_processes`` whether there are some that may.
+    process has mapped, ``unseen_processes`` whether there are some that may. ``modules`` are the
+    sizes of the memory modules in MiB as the firmware lists them, 0 for an empty place; None: not
+    readable.
     """
 
     files: Files = Files()
@@ -152,6 +170,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     unseen_processes: bool = False
     imex_writable: tuple[bool, ...] = ()
     acs_redirects: tuple[str, ...] | None = None  # bridges; None: not readable
+    stuck: tuple[Stuck, ...] = ()
+    modules: tuple[int, ...] | None = None
 
 
 class Name(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +256,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def nccl(self) -> str | None:
         """The version of NCCL, where it is known."""
         return None if self.software is None else self.software.nccl
+
+
+def device_file(information: str | None) -> str | None:
+    """The device file that the driver's ``information`` about a GPU gives it, without the root."""
+    minor = re.search(r"^Device Minor:\s+(\d+)\s*$", information or "", re.MULTILINE)
+    return f"dev/nvidia{minor[1]}" if minor else None
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:

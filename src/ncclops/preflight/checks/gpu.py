@@ -19,6 +19,7 @@ from ncclops.preflight.checks.gpu_facts import (
     name_of,
     nvswitches,
     runs,
+    without_file,
 )
 from ncclops.preflight.checks.look import (
     HOST,
@@ -88,6 +89,7 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
     """NVML's number against the driver's list and the lane's."""
     found, wanted = node.driver.count, node.needs.gpus
     listed = len(node.files.names("proc/driver/nvidia/gpus"))
+    openable = listed - sum(place.startswith("PCI") for place in without_file(node))
     lost = f", {listed} in the driver's list" if listed else ""
     if found is None:
         if wanted and node.driver.problem is not None and not listed:
@@ -103,7 +105,7 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
         yield check.bad(HOST, f"{found}{lost}, and the lane needs {wanted}")
     elif listed > found and is_given_some(node):
         yield check.unknown(HOST, f"{found}{lost}; the job may have been given no more")
-    elif listed > found and not in_container(node.files):
+    elif openable > found and not in_container(node.files):
         yield check.bad(HOST, f"{found}{lost}")
     elif (
         nvswitches(node) and not is_virtual(node.files) and (on_bus := count_on_bus(node)) % _BOARD

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ncclops.preflight.checks.look import HOST, in_container, is_virtual
-from ncclops.preflight.readings import Gpu, Node
+from ncclops.preflight.readings import Gpu, Node, device_file
 
 # How schedulers call their control groups, and what they set in a job: Slurm, PBS, LSF,
 # HTCondor, Flux, Grid Engine.
@@ -72,6 +72,44 @@ def count_on_bus(node: Node) -> int:
     of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
     classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
     return sum(each.startswith(("0x0300", "0x0302")) for each in classes)
+
+
+def of_other_drivers(node: Node) -> dict[str, str]:
+    """Functions of the model of GPUs that NVIDIA's driver has, and who has these; empty: nobody.
+
+    A vendor's older card for a screen is of another model, and virtual functions are handed out.
+    """
+    top, files = "sys/bus/pci/devices", node.files
+    drivers = dict[str, dict[str, str]]()
+    for name in files.names(top):
+        is_gpu = (files.text(f"{top}/{name}/class") or "").startswith(("0x0300", "0x0302"))
+        model = files.text(f"{top}/{name}/device")
+        is_physical = f"{top}/{name}/physfn" not in files
+        if is_gpu and is_physical and model and files.text(f"{top}/{name}/vendor") == "0x10de":
+            held_by = (files.text(f"{top}/{name}/driver") or "").rpartition("/")[2]
+            drivers.setdefault(model, {})[name] = held_by
+    return {
+        name: held_by
+        for alike in drivers.values()
+        if "nvidia" in alike.values()
+        for name, held_by in alike.items()
+        if held_by != "nvidia"
+    }
+
+
+def without_file(node: Node) -> dict[str, str]:
+    """GPUs of the driver's list whose device file is not there, with its name."""
+    files, shown = node.files, {gpu.pci for gpu in node.gpus}
+    if "dev/nvidiactl" not in files:
+        return {}
+    # Of those that NVML shows it was looked for after NVML had started, which may have it made.
+    missing = {name_of(gpu): gpu.missing_file for gpu in node.gpus if gpu.missing_file}
+    for address in files.names("proc/driver/nvidia/gpus"):
+        place = f"proc/driver/nvidia/gpus/{address}/information"
+        name = device_file(files.text(place))
+        if address not in shown and name and name not in files:
+            missing[f"{_PCI_PLACE}{address}"] = name
+    return missing
 
 
 def may_be_of_others(node: Node, place: str) -> bool:

@@ -362,15 +362,32 @@ def imex(check: Check, node: Node) -> Iterator[Finding]:
 
 
 def d_state(check: Check, node: Node) -> Iterator[Finding]:
-    """Those of the driver, by name."""
+    """Programs that stand still; a disk that is slow lets them run now and then."""
     if node.host.processes is None:
         yield check.unknown(HOST, "no process can be seen")
         return
-    names = check.words("names")
-    stuck = [p for p in node.host.processes if p.state == "D" and p.name.startswith(names)]
-    if stuck:
-        yield check.bad(HOST, some([f"{p.name} ({p.pid})" for p in stuck]))
-    else:
+    names, pauses = check.words("names"), "|".join(check.words("paused"))
+    kinds: dict[str, list[str]] = {"gpu": [], "files": [], "": []}
+    unclear = list[str]()
+    for each in node.host.stuck:
+        if each.moved or re.match(pauses, each.place):
+            continue
+        said = f"{each.name} ({each.pid})"
+        said += f" in {each.place}" if each.place else ""
+        if each.gpus or each.name.startswith(names):
+            kinds["gpu"].append(" with ".join([said, *each.gpus[:1]]))
+        elif each.moved is None:
+            unclear.append(said)
+        elif re.match("|".join(check.words("files")), each.place):
+            kinds["files"].append(said)
+        else:
+            kinds[""].append(said)
+    for what, found in kinds.items():
+        if found:
+            yield check.bad(HOST, some(found), what)
+    if unclear:
+        yield check.unknown(HOST, f"{some(unclear)}: whether they stand still is not to be seen")
+    elif not any(kinds.values()):
         yield check.ok(HOST, "none")
 
 

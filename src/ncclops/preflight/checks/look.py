@@ -16,6 +16,8 @@ Rule = Callable[[Check, Node], Iterator[Finding]]
 HOST = "host"
 UNLIMITED = 1 << 62
 _INITS = ("systemd", "init", "openrc-init", "runit", "s6-svscan", "dinit")
+# KVM and Hyper-V call it so; Google's machines are what the second says.
+_VIRTUAL_PRODUCT = re.compile(r"Virtual Machine|Google Compute Engine")
 _MOST_CPUS = 1 << 20  # the kernel has 8,192 at most
 
 
@@ -41,9 +43,14 @@ def soft_limit(files: Files, label: str) -> int | None:
 
 
 def is_virtual(files: Files) -> bool:
-    """Whether the processor says that a hypervisor is below."""
+    """Whether the processor says that a hypervisor is below; of ARM, whether the firmware does."""
     flags = re.search(r"^flags\s*:(.*)", files.text("proc/cpuinfo") or "", re.MULTILINE)
-    return flags is not None and "hypervisor" in flags[1].split()
+    if flags is not None:
+        return "hypervisor" in flags[1].split()
+    top = "sys/class/dmi/id"
+    vendor, product = (files.text(f"{top}/{each}") or "" for each in ("sys_vendor", "product_name"))
+    is_instance = vendor == "Amazon EC2" and ".metal" not in product
+    return is_instance or vendor == "QEMU" or bool(_VIRTUAL_PRODUCT.search(product))
 
 
 def in_container(files: Files) -> bool:

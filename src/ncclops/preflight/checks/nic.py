@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.counted import over
@@ -22,7 +22,8 @@ from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Node
 from ncclops.whole_numbers import whole_number
 
-_NUMBERS = ("class", "vendor", "device")  # of a PCI function
+_MODEL = ("vendor", "device")  # of a PCI function
+_NUMBERS = ("class", *_MODEL)
 
 
 def selector(check: Check, node: Node) -> Iterator[Finding]:
@@ -58,6 +59,8 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
     kinds = by_kind(used(node))
     for address in _without_device(node, check.words("functions")):
         yield check.warn(f"PCI {address}", "an RDMA function that is no RDMA device", "no-device")
+    for address, driver in _kept(node, check.words("keepers")).items():
+        yield check.warn(f"PCI {address}", f"{driver} has it, of the model of RDMA devices", "kept")
     for each in used(node):
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
@@ -301,7 +304,7 @@ def umad(check: Check, node: Node) -> Iterator[Finding]:
 
 
 def pcie(check: Check, node: Node) -> Iterator[Finding]:
-    """Against its kind: what the card could do in another slot is no fault."""
+    """Against what card and slot can do; where the slot is not to be seen, against its kind."""
     known = []
     for each in {p.nic.device: p for p in used(node)}.values():
         width, most = (each.width(name) for name in ("current_link_width", "max_link_width"))
@@ -312,20 +315,30 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     for each, width, most in known:
         device, alike = each.nic.device, [o for o, *_ in known if o.kind == each.kind]
         widths = [w for other, w, _ in known if other.kind == each.kind]
-        speeds = [speed for other in alike if (speed := other.lane_gtps)]
+        speeds = [speed for other in alike if (speed := other.lane_gtps())]
         usual, fastest = max(widths), max(speeds, default=0.0)
-        slow = 0 < each.lane_gtps < fastest
-        if width < usual or slow:
-            here, there = f"x{width}", f"x{usual}"
-            if slow:
-                here += f" at {each.lane_gtps:g} GT/s"
-                there += f" at {fastest:g} GT/s"
-            # Of two that differ each may be in the slot that is meant for it.
-            many = speeds.count(fastest) if slow else widths.count(usual)
-            said, is_odd = f"{here}, others of its kind {there}", many > max(1, len(alike) // 2)
-            yield _judged(check, node, each, said, device) if is_odd else check.warn(device, said)
+        speed, slot_width = each.lane_gtps(), each.width("../max_link_width")
+        slot_speed = each.lane_gtps("../max_link_speed")
+        is_slow = 0 < speed < fastest
+        here, there = f"x{width}", f"x{usual}"
+        if is_slow:
+            here += f" at {speed:g} GT/s"
+            there += f" at {fastest:g} GT/s"
+        if slot_width and (width < min(most, slot_width) or (is_slow and speed < slot_speed)):
+            able = f"x{min(most, slot_width)}"
+            able += f" at {min(fastest, slot_speed):g} GT/s" if is_slow and slot_speed else ""
+            yield _judged(check, node, each, f"{here}, card and slot can do {able}", device)
+        elif width < usual or is_slow:
+            # Of few that differ each may be in the slot that is meant for it.
+            many = speeds.count(fastest) if is_slow else widths.count(usual)
+            is_odd = many > 1 and many >= check.limit("share") * len(alike) and not slot_width
+            said = f"{here}, others of its kind {there}"
+            if is_odd:
+                yield _judged(check, node, each, said, device)
+            else:
+                yield check.warn(device, f"{said}; perhaps its slot has no more", "slot")
         elif width < most:
-            yield check.warn(device, f"x{width} of x{most}, like others of its kind")
+            yield check.warn(device, f"x{width} of x{most}, like others of its kind", "slot")
         else:
             yield check.ok(device, f"x{width}")
 
@@ -351,10 +364,7 @@ def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
 
     ``kinds``: how their class, vendor, device and driver begin; one without a driver is of any.
     """
-    known = {
-        (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
-        for nic in node.nics
-    }
+    known = _functions(node)
     top = "sys/bus/pci/devices"
     # Without any device, the job of one host has no use for them, and that of many hosts may.
     is_asked = bool(known) or (node.needs.nodes == "many" and node.needs.rdma is not False)
@@ -384,6 +394,34 @@ def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:
         if name not in known and f"{top}/{name}/physfn" not in node.files
         if is_like_others(name) or any(is_of(kind, name) for kind in kinds)
     ]
+
+
+def _kept(node: Node, keepers: Collection[str]) -> dict[str, str]:
+    """Functions of the model of several RDMA devices that a driver keeps for something else."""
+    top, files = "sys/bus/pci/devices", node.files
+    if in_container(files):
+        return {}
+
+    def model(name: str) -> tuple[str | None, ...]:
+        return tuple(files.text(f"{top}/{name}/{each}") for each in _MODEL)
+
+    models = [model(name) for name in _functions(node)]
+    held = {
+        name: (files.text(f"{top}/{name}/driver") or "").rpartition("/")[2]
+        for name in files.names(top)
+        if f"{top}/{name}/physfn" not in files and None not in model(name)
+    }
+    return {n: by for n, by in held.items() if by in keepers and models.count(model(n)) > 1}
+
+
+def _functions(node: Node) -> list[str]:
+    """The PCI functions of the RDMA devices; empty ones where that is not to be seen."""
+    return list(
+        dict.fromkeys(
+            (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
+            for nic in node.nics
+        )
+    )
 
 
 def _is_odd_layer(port: Port, node: Node, share: float) -> bool:

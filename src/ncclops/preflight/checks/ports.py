@@ -119,16 +119,29 @@ class Port:
         is_on = bool((flags or 0) & _IFF_UP)
         return self.is_ethernet and is_on and self.of_interface("carrier") == "0"
 
-    @property
-    def has_address(self) -> bool:
-        """Whether an address of type RoCE v2 is an interface's, not one that it gives itself."""
-        found = [
-            self.text(f"gids/{number}") or ""
+    def addresses(self) -> set[str]:
+        """Its GIDs of type RoCE v2 that somebody has given to its interface."""
+        found = {
+            self.text(f"gids/{number}") or EMPTY_GID
             for number in self.nic.files.names(f"{self.top}/gid_attrs/types")
             if "v2" in (self.text(f"gid_attrs/types/{number}") or "")
-        ]
-        none = ("", EMPTY_GID)
-        return any(gid not in none and not gid.startswith(_LINK_LOCAL_GIDS) for gid in found)
+        }
+        return {g for g in found if g != EMPTY_GID and not g.startswith(_LINK_LOCAL_GIDS)}
+
+    @property
+    def has_master(self) -> bool:
+        """Whether its interface is part of a bond or bridge, whose address all parts have."""
+        files = self.nic.files
+        return any(files.names(f"{i}/master") or f"{i}/master" in files for i in self.interfaces())
+
+    @property
+    def has_address(self) -> bool:
+        return bool(self.addresses())
+
+    @property
+    def function(self) -> str:
+        """The PCI function that it is of; empty where that is not to be seen."""
+        return (self.device("device") or "").rpartition("/")[2]
 
     @property
     def taken_gids(self) -> list[str]:
@@ -166,10 +179,9 @@ class Port:
         # 0 and 255 are what functions without a link of their own report.
         return whole_number(text, 254) or None
 
-    @property
-    def lane_gtps(self) -> float:
+    def lane_gtps(self, name: str = "current_link_speed") -> float:
         """How fast each lane of its PCIe link runs; 0 where it is not known."""
-        match = re.match(r"(\d{1,3}(?:\.\d)?) GT/s", self.device("device/current_link_speed") or "")
+        match = re.match(r"(\d{1,3}(?:\.\d)?) GT/s", self.device(f"device/{name}") or "")
         return float(match[1]) if match else 0.0
 
 

@@ -3,8 +3,9 @@ partitions, subnets. Pure."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule, some, uses_rdma
@@ -12,6 +13,7 @@ from ncclops.preflight.checks.ports import Port, is_aside, used
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Node
 
+_PREFIX = len("fe80:0000:0000:0000:")  # of a GID: the subnet; the port's GUID follows
 _MEMBER, _PARTITION = 0x8000, 0x7FFF  # of a P_Key: InfiniBand Architecture, 10.9
 
 
@@ -85,7 +87,47 @@ def arp(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, "no two in one subnet")
 
 
-RULES: Mapping[str, Rule] = {"nic.firmware": firmware, "nic.pkey": pkey, "nic.arp": arp}
+def unique(check: Check, node: Node) -> Iterator[Finding]:
+    """Addresses of RoCE ports, and GUIDs of InfiniBand ports; each of them is of one port."""
+    owners = defaultdict[tuple[str, str], list[Port]](list)
+    for each in used(node):
+        found: Iterable[tuple[str, str]] = ()
+        if each.is_ethernet and each.is_active and not each.has_master:
+            found = [("address", gid) for gid in each.addresses()]
+        elif each.layer == "InfiniBand":
+            guid = (each.text("gids/0") or "")[_PREFIX:]
+            found = [("guid", guid)] if guid.strip("0:") else []
+        for key in found:
+            owners[key].append(each)
+    twice = {
+        key: those
+        for key, those in owners.items()
+        # Parts of one function, as the planes of a port, may be devices of their own.
+        if len({each.function or each.nic.device for each in those}) > 1
+    }
+    for (what, value), those in twice.items():
+        is_own = uses_rdma(node) and not all(is_aside(each, node) for each in those)
+        said = f"{_written(value) if what == 'address' else value} is that of each"
+        yield (check.bad if is_own else check.warn)(some(e.name for e in those), said, what)
+    if owners and not twice:
+        yield check.ok(HOST, f"{len(owners)} addresses and GUIDs")
+
+
+RULES: Mapping[str, Rule] = {
+    "nic.firmware": firmware,
+    "nic.pkey": pkey,
+    "nic.arp": arp,
+    "nic.unique": unique,
+}
+
+
+def _written(gid: str) -> str:
+    """The address of an interface as people write it."""
+    try:
+        address = ipaddress.IPv6Address(gid)
+    except ValueError:
+        return gid
+    return str(address.ipv4_mapped or address)
 
 
 def _key(port: Port, index: str) -> int | None:

@@ -10,6 +10,7 @@ from ncclops.preflight.checks.look import (
     HOST,
     Rule,
     cpu_list,
+    is_virtual,
     memory_bytes,
     mounts,
     size,
@@ -22,6 +23,7 @@ from ncclops.whole_numbers import whole_number
 
 # This process has more: a smaller limit would have ended it, so it is none.
 _OWN_BYTES = 64 << 20
+_CPUS = "sys/devices/system/cpu"
 _MEMORY = r"sys/fs/cgroup/(?:.*/)?memory\.(?:max|high|limit_in_bytes)"
 
 
@@ -49,9 +51,35 @@ def memory(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, f"{size(total)}, no limit")
 
 
+def modules(check: Check, node: Node) -> Iterator[Finding]:
+    """What the kernel has of the memory that the firmware lists, and whether one is not listed."""
+    total, sizes = memory_bytes(node.files), node.host.modules
+    if is_virtual(node.files):
+        yield check.unknown(HOST, "a virtual machine")
+        return
+    if not total or sizes is None:
+        yield check.unknown(HOST, "the firmware's list is for root alone, or not to be seen")
+        return
+    present = [each << 20 for each in sizes if each]
+    installed, smallest = sum(present), min(present, default=0)
+    said = f"{len(present)} modules of {len(sizes)}, {size(installed)}, of which {size(total)} used"
+    kept = check.limit("kernel_share") * installed
+    if present and installed - total > kept + check.limit("module_share") * smallest:
+        yield check.bad(HOST, said, "unused")
+    elif len(present) % 2 and len(present) >= check.limit("pairs_from"):
+        yield check.bad(HOST, f"{said}: an odd number")
+    else:
+        yield check.ok(HOST, said)
+
+
 def cpus(check: Check, node: Node) -> Iterator[Finding]:
     """Those that this process may use, and the quota of its control groups."""
     if not node.gpus:
+        return
+    offline = cpu_list(node.files.text(f"{_CPUS}/offline"))
+    # With it off, each core's second thread is meant to be.
+    if offline and node.files.text(f"{_CPUS}/smt/control") == "on":
+        yield check.bad(HOST, f"{len(offline)} CPUs are offline", "offline")
         return
     known = list[tuple[float, str]]()
     if allowed := cpu_list(status_of(node.files, "Cpus_allowed_list")):
@@ -135,6 +163,7 @@ def _quotas(files: Files) -> Iterator[tuple[float, str]]:
 
 RULES: Mapping[str, Rule] = {
     "host.memory": memory,
+    "host.modules": modules,
     "host.cpus": cpus,
     "host.ports": ports,
     "host.conntrack": conntrack,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -10,9 +11,19 @@ import msgspec
 from ncclops.preflight.edges.interface import is_loopback, subnet
 from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity, Shape
 from ncclops.preflight.edges.states import LOST
+from ncclops.preflight.model import Traits
 
 _WITNESSES = 2
 _NAMED = 4
+# Of hosts that are compared there are so many at least, and this share of them is as usual: in a
+# cluster of two kinds nobody is odd.
+_FEWEST_ALIKE, _ALIKE = 4, 0.75
+# What differs by less is no difference: kernels keep some MiB more or less of the memory.
+_SAME = 0.99
+# A host that lacks more of its memory than this was bought so.
+_LOST_MEMORY = 0.26
+_COMPARED = ("memory_mib", "gpus", "gpu_mib", "ports", "driver")
+_COMPARED_EVERYWHERE = ("nccl",)
 
 
 def who_is_out(
@@ -124,6 +135,7 @@ def remarks(hosts: Sequence[Facts], first: Mapping[int, Outcome]) -> list[Cause]
         *_own_names(hosts),
         *_names_elsewhere(hosts, first),
         *_sizes(hosts),
+        *_unlike(hosts),
     ]
 
 
@@ -225,6 +237,37 @@ def _sizes(hosts: Sequence[Facts]) -> Iterable[Cause]:
         rest = tuple(number for size, those in sizes.items() if size != usual for number in those)
         odd = ", ".join(str(size) for size in sorted(sizes) if size != usual)
         yield _cause("mtu-differs", "WARN", rest, subnet=net, usual=str(usual), mtu=odd)
+
+
+def _unlike(hosts: Sequence[Facts]) -> Iterable[Cause]:
+    """Hosts that differ from nearly all others of their make; in NCCL, from nearly all."""
+    known = [(n, each.traits) for n, each in enumerate(hosts) if each.traits is not None]
+    makes: dict[str, list[tuple[int, Traits]]] = defaultdict(list)
+    for number, traits in known:
+        makes[traits.make].append((number, traits))
+    makes.pop("", None)
+    compared = [(what, alike) for alike in makes.values() for what in _COMPARED]
+    compared += [(what, known) for what in _COMPARED_EVERYWHERE]
+    for what, alike in compared:
+        values = {number: value for number, each in alike if (value := getattr(each, what))}
+        if len(values) < _FEWEST_ALIKE:
+            continue
+        ordered = sorted(values.values())
+        is_text = isinstance(ordered[0], str)
+        usual = statistics.mode(ordered) if is_text else statistics.median_high(ordered)
+        odd = {number: value for number, value in values.items() if _is_odd(what, value, usual)}
+        if odd and len(values) - len(odd) >= _ALIKE * len(values):
+            read = ", ".join(sorted({str(value) for value in odd.values()}))
+            yield _cause("differs", "WARN", tuple(odd), what=what, read=read, usual=str(usual))
+
+
+def _is_odd(what: str, value: int | str, usual: int | str) -> bool:
+    """Whether it is less than usual, or another version."""
+    if isinstance(value, str) or isinstance(usual, str):
+        return value != usual
+    if what == "memory_mib" and value < (1 - _LOST_MEMORY) * usual:
+        return False  # so much was never there: it was bought so
+    return value < _SAME * usual
 
 
 def _shared(hosts: Sequence[Facts], key: object) -> list[tuple[str, tuple[int, ...]]]:

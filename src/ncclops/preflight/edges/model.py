@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from ncclops import host_name
-from ncclops.preflight.model import Finding
+from ncclops.preflight.model import Finding, Traits
 
 # How one connection failed. What the kernel said, or what was missing:
 #   timeout      nothing came back: packets are dropped
@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     names Gloo's interface. ``findings`` are those of
     its own checks that are not well. ``named_port``: MASTER_PORT names slot 0's port. ``files``:
     how many descriptors a process of it may have (0: not known). ``offer`` is for a collective with
-    another host; None where it takes part in none.
+    another host; None where it takes part in none. ``traits`` are compared with those of others.
     """
 
     name: str
@@ -117,6 +117,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     nccl: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
     offer: Offer | None = None
+    traits: Traits | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "name", host_name.clean(self.name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import socket
 import struct
@@ -40,6 +41,9 @@ _HOWS: dict[int, How] = {
 # linux/tcp.h, struct tcp_info, since Linux 4.19: where it has what was sent again, the packets with
 # data, and those of them that the other end had twice, so that none was lost.
 _TCP_INFO_BYTES, _RESENT, _SENT, _TWICE = 224, 100, 156, 216
+# Likewise: the smallest round trip in microseconds, all ones before there is one. The kernels of
+# both ends answer for it, whatever keeps their processes from running.
+_LEAST_RTT, _NO_RTT = 148, 0xFFFFFFFF
 # Likewise: the packets that the other end has not acknowledged, and the bytes not sent yet; and, at
 # its beginning, the state.
 _UNACKED, _UNSENT, _ESTABLISHED = 24, 144, 1
@@ -238,6 +242,8 @@ async def _exchange(
             await _receive(sock, 1)
             took_ms = 1000 * (time.perf_counter() - began)
             progress.rtt_ms = took_ms if progress.rtt_ms < 0 else min(progress.rtt_ms, took_ms)
+    if pings:
+        progress.rtt_ms = min(progress.rtt_ms, _kernel_rtt_ms(sock))
     if not size:
         return
     progress.stage, began = "large-out", time.perf_counter()
@@ -262,16 +268,29 @@ async def _receive(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _packets(sock: socket.socket) -> tuple[int, int]:
-    """How many packets a connection has sent, and how many of them were lost: data and SYN."""
+def _info(sock: socket.socket) -> bytes:
+    """What the kernel knows of a connection; empty where it does not say all of it."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
-        return 0, 0
-    if len(info) < _TCP_INFO_BYTES:
+        return b""
+    return info if len(info) == _TCP_INFO_BYTES else b""
+
+
+def _packets(sock: socket.socket) -> tuple[int, int]:
+    """How many packets a connection has sent, and how many of them were lost: data and SYN."""
+    info = _info(sock)
+    if not info:
         return 0, 0
     resent, sent, twice = (struct.unpack_from("=I", info, at)[0] for at in (_RESENT, _SENT, _TWICE))
     return sent + 1, max(0, resent - twice)
+
+
+def _kernel_rtt_ms(sock: socket.socket) -> float:
+    """The smallest round trip of a connection; without end where it is not known."""
+    info = _info(sock)
+    least_us = struct.unpack_from("=I", info, _LEAST_RTT)[0] if info else _NO_RTT
+    return least_us / 1000 if 0 < least_us < _NO_RTT else math.inf
 
 
 def late_of(sock: socket.socket, stage: How) -> Late:
@@ -280,11 +299,8 @@ def late_of(sock: socket.socket, stage: How) -> Late:
     Here: what was waited for has come, and this process did not run in time to see it. There: all
     that was sent has been acknowledged, and the other process has not answered.
     """
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return ""
-    if len(info) < _TCP_INFO_BYTES or info[0] != _ESTABLISHED:
+    info = _info(sock)
+    if not info or info[0] != _ESTABLISHED:
         return ""
     if stage == "timeout":
         return "here"

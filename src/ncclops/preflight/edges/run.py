@@ -18,7 +18,7 @@ from ncclops.preflight.edges.listener import Listener
 from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
 from ncclops.preflight.edges.model import Again, Facts, Offer, Outcome, Plan, Verdict
 from ncclops.preflight.edges.rounds import Rounds
-from ncclops.preflight.model import Finding
+from ncclops.preflight.model import Finding, Traits
 
 # Names of so many hosts are looked up by each, and beyond that those of the next few.
 _NAMES_UP_TO, _NAMES_OF = 64, 8
@@ -66,19 +66,21 @@ def run(
     name: str | None = None,
     findings: tuple[Finding, ...] = (),
     offer: Offer | None = None,
+    traits: Traits | None = None,
     then: Then | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Meet the other hosts at ``where``, try all edges, and return the verdict that all get.
 
     ``environ`` is what NCCL will be given; ``name`` this host's for the others, and
-    ``findings`` what its own checks have found, ``offer`` what it has for a collective with
-    another host, which ``then`` runs; all hosts have to give it, or none. ``note`` is told how far
-    it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
+    ``findings`` what its own checks have found and ``traits`` of what make it is, ``offer`` what it
+    has for a collective with another host, which ``then`` runs; all hosts have to give it, or none.
+    ``note`` is told how far it is. Raises ``Unmet`` where this host could not take part, within
+    ``limits.all``.
     """
     limits = limits or Limits()
     given = os.environ if environ is None else environ
-    part = _Part(where, given, limits, name, findings, offer, then, note)
+    part = _Part(where, given, limits, name, findings, offer, traits, then, note)
     return asyncio.run(_within(part.verdict(), limits.all + (then.most_s if then else 0.0)))
 
 
@@ -100,12 +102,13 @@ class _Part:
         name: str | None,
         findings: tuple[Finding, ...],
         offer: Offer | None,
+        traits: Traits | None,
         then: Then | None,
         note: Callable[[str], None],
     ) -> None:
         self._where, self._environ, self._limits = where, environ, limits
         self._name, self._findings, self._note = name, findings, note
-        self._offer, self._then = offer, then
+        self._offer, self._traits, self._then = offer, traits, then
         self._arrivals: dict[int, int] = {}
         self._began = time.monotonic()
 
@@ -113,7 +116,7 @@ class _Part:
         facts = await machine.read_facts(
             self._environ, rank=self._where.rank, name=self._name, findings=self._findings
         )
-        facts = msgspec.structs.replace(facts, offer=self._offer)
+        facts = msgspec.structs.replace(facts, offer=self._offer, traits=self._traits)
         listener = Listener(facts.uid)
         place = machine.own_place(facts)
         if place is not None:

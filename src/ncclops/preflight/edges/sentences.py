@@ -349,6 +349,29 @@ def _mtu_differs(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     )
 
 
+_TRAITS = {
+    "memory_mib": (
+        "MiB of memory",
+        "a memory module may have failed there (ipmitool sel list, dmidecode -t memory)",
+    ),
+    "gpus": ("GPUs on its PCI bus", "look for one that has fallen off the bus: dmesg, lspci"),
+    "gpu_mib": ("MiB of memory on a GPU", "ncclops preflight there says which GPU it is"),
+    "ports": ("active RDMA ports", "ncclops preflight there says which port it is"),
+    "driver": ("as the driver's version", "install one version on all hosts"),
+    "nccl": (
+        "as NCCL's version",
+        "install one version on all hosts: one container image, one venv",
+    ),
+}
+
+
+def _differs(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    facts = cause.facts
+    what, remedy = _TRAITS[facts["what"]]
+    who = _names(hosts, cause.a)
+    return f"{who}: {facts['read']} {what}; nearly all others like it: {facts['usual']}", remedy
+
+
 def _flaky(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     return (
         f"connections from {_names(hosts, cause.a)} to {_names(hosts, cause.b)} failed once and"
@@ -413,6 +436,7 @@ _KINDS = {
     "loopback-name": _loopback_name,
     "name": _name,
     "mtu-differs": _mtu_differs,
+    "differs": _differs,
     "flaky": _flaky,
 }
 KINDS = tuple(_KINDS)

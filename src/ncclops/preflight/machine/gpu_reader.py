@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ncclops.host import nvml
 from ncclops.preflight.machine import files
-from ncclops.preflight.readings import Driver, Fabric, Gpu, ThrottleSample
+from ncclops.preflight.readings import Driver, Fabric, Gpu, ThrottleSample, device_file
 
 _LOST = 15  # NVML_ERROR_GPU_IS_LOST
 _LIBRARY = "libnvidia-ml.so.1"
@@ -24,6 +27,7 @@ class Session:
     """NVML, started once for a process that reads."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._started = nvml.start(_library(root) if root != Path("/") else None)
 
     def driver(self) -> Driver:
@@ -55,9 +59,17 @@ class Session:
                     time.sleep(pause_s)  # a state of the hardware, which announces no change
                 throttle.append(ThrottleSample(reasons=_throttle(device)))
                 errors.append(_link_errors(device))
-            return _read(device, index, tuple(throttle), tuple(e for e in errors if e is not None))
+            gpu = _read(device, index, tuple(throttle), tuple(e for e in errors if e is not None))
+            # Only now: NVML may have had the file made.
+            return msgspec.structs.replace(gpu, missing_file=missing_file(self._root, gpu.pci))
         except nvml.GpuLostError as error:
             return Gpu(index=index, lost=str(error), error=_LOST)
+
+
+def missing_file(root: Path, pci: str | None) -> str | None:
+    """The device file of the GPU at ``pci`` by the driver's list, if it is not there."""
+    name = device_file(files.read_text(root, f"proc/driver/nvidia/gpus/{pci}/information"))
+    return name if name and not os.path.lexists(root / name) else None
 
 
 def _read(

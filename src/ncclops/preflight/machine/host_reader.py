@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ncclops.host_name import clean, host_name
 from ncclops.preflight.machine import files
+from ncclops.preflight.machine.stuck_reader import read_stuck
 from ncclops.preflight.readings import Files, Host, Name, Process, Space
 from ncclops.record.regular_file import open_regular
 
@@ -35,6 +36,8 @@ _PATTERNS = (
     "sys/bus/pci/devices/*/numa_node", "sys/bus/pci/devices/*/local_cpulist",
     "@sys/bus/pci/devices/*/driver", "sys/bus/pci/devices/*/physfn",
     "@sys/bus/pci/devices/*/iommu_group",
+    "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name",
+    "sys/devices/system/cpu/offline", "sys/devices/system/cpu/smt/control",
     "sys/module/nvidia/version", "sys/module/nvidia_peermem/version", "sys/module/nvidia_peermem",
     "sys/kernel/mm/memory_peers/*/version",
     "sys/class/infiniband/*",
@@ -59,6 +62,11 @@ _STA_UNSYNC = 0x40  # of adjtimex(2)
 _ACS_CAPABILITY = 0x000D  # of the PCI Express base specification, 7.7.11
 _ACS_SOURCE_VALIDATION = 0x1
 _BRIDGE = 0x0604
+# Memory Device of the SMBIOS specification (DSP0134, 7.18).
+_MODULES = "sys/firmware/dmi/entries"
+_MODULE = "17-"
+_UNKNOWN_MODULE, _LARGE_MODULE, _IN_KIB = 0xFFFF, 0x7FFF, 0x8000
+_PERSISTENT_TYPE, _PERSISTENT = 0x1F, (4, 5, 6, 7)  # its type, its technology
 
 
 def read_host(root: Path) -> Host:
@@ -72,16 +80,19 @@ def read_host(root: Path) -> Host:
     real = root == Path("/")
     segments = [name for name in found if name.startswith("dev/shm/nccl-")]
     stale, unseen = _unmapped(root, segments)
+    processes = tuple(_processes(root))
     channels = sorted(name for name in found if name.startswith("dev/nvidia-caps-imex-channels/"))
     return Host(
         files=Files(found),
-        processes=tuple(_processes(root)) or None,
+        processes=processes or None,
         clock_synchronised=_clock_synchronised() if real else None,
         shm=read_space("/dev/shm") if real and "dev/shm" in found else None,
         stale_shm=stale,
         unseen_processes=unseen,
         imex_writable=tuple(_is_writable(root, name) for name in channels),
         acs_redirects=_acs(root, Files(found)),
+        stuck=read_stuck(root, processes),
+        modules=_modules(root),
     )
 
 
@@ -229,6 +240,26 @@ def _acs_control(config: bytes) -> int | None:
             return int.from_bytes(config[at + 6 : at + 8], "little")
         at, steps = head >> 20, steps + 1
     return None
+
+
+def _modules(root: Path) -> tuple[int, ...] | None:
+    """The memory modules of the firmware's list; None where it is not ours to read, or vague."""
+    found = []
+    for name in files.names(root, _MODULES):
+        if not name.startswith(_MODULE):
+            continue
+        entry = _bytes(root, f"{_MODULES}/{name}/raw")
+        size = int.from_bytes(entry[0x0C:0x0E], "little")
+        if len(entry) < 0x15 or size == _UNKNOWN_MODULE:
+            return None
+        if entry[0x12] == _PERSISTENT_TYPE or (entry[1] > 0x28 and entry[0x28] in _PERSISTENT):
+            continue
+        if size == _LARGE_MODULE:
+            size = int.from_bytes(entry[0x1C:0x20], "little")
+        elif size & _IN_KIB:
+            size = (size & ~_IN_KIB) // 1024
+        found.append(size)
+    return tuple(found) or None
 
 
 def _bytes(root: Path, name: str) -> bytes:

@@ -25,10 +25,11 @@ _WANTED = re.compile(
     r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
     r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than|Machine Check|NETDEV WATCHDOG"
     r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error|nvme|nf_conntrack"
-    r"|rcu: INFO|temperature above|table overflow"
+    r"|rcu: INFO|temperature above|table overflow|GPU reset executed"
 )
-# What convicts GPUs and switches: thousands of lines of other devices do not drive it out.
-_FIRST = re.compile(r"Xid|RmInitAdapter|fallen off the bus")
+# What convicts GPUs and switches, and what takes that back: thousands of lines of other devices do
+# not drive it out.
+_FIRST = re.compile(r"Xid|RmInitAdapter|fallen off the bus|loading NVIDIA|GPU reset executed")
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000

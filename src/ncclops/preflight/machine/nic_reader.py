@@ -35,10 +35,14 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
                 for name in ("numa_node", "vendor", "device", "vpd", "current_link_width",
                              "max_link_width", "current_link_speed", "max_link_speed")
             ),
+            # What the slot can do, by the bridge above.
+            f"{top}/device/../max_link_width",
+            f"{top}/device/../max_link_speed",
             *(
                 f"{top}/device/net/*/{name}"
                 for name in ("operstate", "carrier", "carrier_changes", "mtu", "flags")
             ),
+            f"@{top}/device/net/*/master",
             f"{top}/device/net/*/master/bonding/mode",
             f"{top}/device/net/*/master/lower_*/bonding_slave/mii_status",
             f"{top}/ports/*/gid_attrs/types",
