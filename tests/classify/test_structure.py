@@ -87,7 +87,7 @@ def test_a_bar_that_is_drawn_again_is_no_progress() -> None:
 
 
 def test_an_unknown_failure_has_three_candidates_and_what_would_decide() -> None:
-    log = b"the job hung for an hour\nno response, still stuck\nthe hung job was killed by hand\n"
+    log = b"the job hung for an hour\nno response, still stuck\nit hung until the end\n"
     report = classify_bytes(log, LOADED)
     assert report.verdict.class_ == "unknown"
     classes = [candidate.class_ for candidate in report.candidates]

@@ -24,9 +24,11 @@ GIVEN_UP = Escalated(to="stop", reason="the failure comes back", failure=("E", "
 SCHEDULED = replace(RULES, exit_codes=SETS["scheduler"])
 
 
-def found(policy: str, class_: str = "user-error", confidence: float = 0.9) -> Classification:
+def found(
+    policy: str, class_: str = "user-error", confidence: float = 0.9, signature: str | None = "x"
+) -> Classification:
     return Classification(
-        class_=class_, confidence=confidence, summary="", retry_policy=policy
+        class_=class_, signature=signature, confidence=confidence, summary="", retry_policy=policy
     )  # fmt: skip
 
 
@@ -47,6 +49,8 @@ ROWS: dict[str, tuple[Classification, Decision, dict[str, Any], str]] = {
     "a broken GPU, whatever the log says": (
         found("fix-code"), STOP, {"gpu_broken": True}, "replace-node"),
     "the scheduler has ended it": (found("none", "preempted"), STOP, {}, "retry"),
+    "words alone say that the scheduler has ended it": (
+        found("none", "preempted", 0.7, None), STOP, {}, "unknown"),
     "only victims are seen": (found("none", "peer-exit"), STOP, {}, "unknown"),
 }  # fmt: skip
 

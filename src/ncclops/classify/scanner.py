@@ -34,9 +34,10 @@ from ncclops.classify.matched_lines import (
     writer,
     writers,
 )
-from ncclops.classify.model import EXITS, HANGS, Hit, Report, Signature, Stamp, Stats
+from ncclops.classify.model import EXITS, HANGS, Evidence, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
+from ncclops.classify.verdicts import verdict_by_words
 from ncclops.process_ends import describe_exit
 
 # How far back a line without a time looks for one.
@@ -176,7 +177,7 @@ class Scanner:
         report = judge(self._observations(starting_up), self._stats(), tuple(notes))
         if report.verdict.class_ != "unknown" or self._is_empty:
             return report
-        return replace(report, candidates=likeliest(map(_last_part, self._sources.values())))
+        return self._by_words(report)
 
     @property
     def steps(self) -> int:
@@ -198,6 +199,30 @@ class Scanner:
             lines += line - 1 + bool(unfinished)
         seconds = time.monotonic() - self._began
         return Stats(len(self._sources), lines, self._bytes, seconds)
+
+    def _is_harmless(self, line: str) -> bool:
+        return any(
+            signature.role == "benign" and not signature.id.startswith("context-")
+            for signature in self._signatures.match_line(line)
+        )
+
+    def _by_words(self, report: Report) -> Report:
+        """The report on a failure that no signature knows, by the words of its lines."""
+        from ncclops.classify.last_words import BY_WORDS, guess  # most failures are explained
+
+        sources = list(self._sources.values())
+        tails = [_last_part(source) for source in sources]
+        found = guess(tails, self._is_harmless)
+        if found is None:
+            return replace(report, candidates=likeliest(tails))
+        source = sources[found.source]
+        unfinished, line = source.cutter.pending()
+        number = (line if unfinished else line - 1) - found.line_from_end
+        rank = line_ranks.rank_of_line(found.text)
+        rank = source.rank if rank is None else rank
+        text = excerpt(found.text, 0)
+        evidence = Evidence(source.name, number, text, BY_WORDS, "cause", rank)
+        return replace(report, verdict=verdict_by_words(found, rank), evidence=(evidence,))
 
     def _observations(self, starting_up: bool | None) -> Observations:
         found = [hit for group in self._hits.values() for hit in group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ncclops.classify.model import (
     BENIGN,
@@ -17,6 +18,9 @@ from ncclops.classify.model import (
 )
 from ncclops.classify.observations import Observations
 from ncclops.classify.xids import xid_of_line
+
+if TYPE_CHECKING:
+    from ncclops.classify.last_words import Guess
 
 _FAILURE_SIGN = "context-failure-sign"
 # Signs of a failure with an exception each: NCCL ends with a trace where a training that is done
@@ -262,6 +266,19 @@ def _why_harmless(hit: Hit) -> str:
     return f"{hit.file}:{hit.line} is harmless: {hit.signature.summary}{condition}"
 
 
+def verdict_by_words(found: Guess, rank: int | None) -> Classification:
+    """Of a failure that no signature knows, whose words are those of a class."""
+    words = ", ".join(found.words)
+    return Classification(
+        class_=found.class_,
+        confidence=found.confidence,
+        rank=rank,
+        summary=f"no signature knows this failure; by its words ({words}) it is of this class",
+        retry_reason=_REASONS["none"],
+        remedy=_UNKNOWN_REMEDY,
+    )
+
+
 def nothing_read() -> Classification:
     """Of input without a byte, nothing can be said."""
     return _unknown("the input is empty")
@@ -278,8 +295,11 @@ def _unknown(summary: str) -> Classification:
         confidence=0.0,
         summary=summary,
         retry_reason="an unknown failure is not retried",
-        remedy=(
-            "classify the whole log of every rank: pass the directory, not one file",
-            "run again with NCCL_DEBUG=WARN and TORCH_CPP_LOG_LEVEL=INFO",
-        ),
+        remedy=_UNKNOWN_REMEDY,
     )
+
+
+_UNKNOWN_REMEDY = (
+    "classify the whole log of every rank: pass the directory, not one file",
+    "run again with NCCL_DEBUG=WARN and TORCH_CPP_LOG_LEVEL=INFO",
+)

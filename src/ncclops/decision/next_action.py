@@ -22,7 +22,7 @@ _BY_POLICY: Mapping[str, NextAction] = {
     "none": "unknown",
 }
 # Where the class says more than its policy: ncclops does not start again what a scheduler has
-# ended, and the scheduler does.
+# ended, and the scheduler does. A class by words alone, of no signature, says no more.
 _BY_CLASS: Mapping[str, NextAction] = {"preempted": "retry"}
 # Below it a class is more a guess than a finding, and "fix" may end a job for good. A program's own
 # exception has just so much.
@@ -49,7 +49,9 @@ def next_action(
         return "fix"
     if verdict.retry_policy in ELIGIBLE_POLICIES and retry.action == "stop":
         return "unknown"
-    action = _BY_CLASS.get(verdict.class_, _BY_POLICY[verdict.retry_policy])
+    action = _BY_POLICY[verdict.retry_policy]
+    if verdict.signature is not None:
+        action = _BY_CLASS.get(verdict.class_, action)
     if action == "fix" and (progressed or verdict.confidence < _SURE):
         return "unknown"
     return action

@@ -1,0 +1,72 @@
+"""What the words of a failure that no signature knows say of its class."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.classify import Report, Scanner, classify_bytes
+from ncclops.classify.last_words import BY_WORDS, likelihoods, words_of
+from ncclops.classify.model import CLASSES
+from tests.classify.shipped import LOADED
+
+STARTS = "gangway: 8 crews are here\ngangway: crew 3 takes its place\n"
+
+
+def classify(text: str) -> Report:
+    return classify_bytes(text.encode(), LOADED)
+
+
+@pytest.mark.parametrize(
+    ("line", "class_"),
+    [
+        ("E0102 10:00:00 77 gangway.cc:7] the crew exits with exception", "peer-exit"),
+        ("gangway ERROR the manifest: no such file or directory", "user-error"),
+    ],
+)
+def test_a_line_that_no_signature_knows_has_the_class_of_its_words(line: str, class_: str) -> None:
+    report = classify(f"{STARTS}{line}\ngangway: all crews go home\n")
+    verdict = report.verdict
+    assert (verdict.class_, verdict.signature) == (class_, None)
+    assert not verdict.eligible and verdict.retry_policy == "none"
+    assert 0.5 < verdict.confidence < 0.75 and "by its words (" in verdict.summary
+    (evidence,) = report.evidence
+    assert (evidence.line, evidence.signature) == (3, BY_WORDS)
+    assert line.endswith(evidence.text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gangway: crew 3 was signaled with signal 4",  # says not that it failed
+        "WARNING: crew 3 exits with exception",
+        "gangway INFO no such file or directory, making it",
+        "if a crew died with signal 4, the others go on",
+        "gangway: error: crew 3 is not there, trying again",
+        "gangway ERROR: could not remove the manifest: no such file or directory",
+        "gangway ERROR: zzyzx plugh",  # no word that is known
+    ],
+)
+def test_other_lines_stay_unknown(line: str) -> None:
+    report = classify(f"{STARTS}{line}\n")
+    assert report.verdict.class_ == "unknown"
+    assert len(report.candidates) == 3 and report.evidence == ()
+
+
+def test_the_line_of_several_logs_keeps_its_log_and_rank() -> None:
+    scanner = Scanner(LOADED)
+    scanner.feed(0, "ranks/0/stderr.log", STARTS)
+    failure = "gangway ERROR the manifest: no such file or directory"
+    scanner.feed(3, "ranks/3/stderr.log", f"{STARTS}{failure}")  # has no end yet
+    report = scanner.verdict()
+    (evidence,) = report.evidence
+    assert (evidence.file, evidence.line, evidence.rank) == ("ranks/3/stderr.log", 3, 3)
+    assert report.verdict.rank == 3 and not report.verdict.rank_began_it
+    scanner.feed(3, "ranks/3/stderr.log", "\nstep 1 loss 2.0\nstep 2 loss 1.9\n")
+    assert scanner.verdict().verdict.class_ == "no-failure-seen"
+
+
+def test_likelihoods_are_of_the_classes_and_sum_to_one() -> None:
+    chances = likelihoods(words_of("signal 11: segmentation fault (core dumped)"))
+    assert set(chances) - set(CLASSES) == {"harmless"}
+    assert sum(chances.values()) == pytest.approx(1.0)
+    assert max(chances, key=chances.__getitem__) == "process-crash"
