@@ -88,6 +88,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("job", [3], indirect=True)
+@pytest.mark.extended
 def test_a_spare_takes_the_place_of_a_host_that_nobody_reaches(job: Job) -> None:
     job.serve_store()
     job.hosts.drop("h1", "to", "opening")

@@ -67,7 +67,7 @@ for step in range(100_000):
             raise RuntimeError(f"boom at {step}")
     dist.all_reduce(torch.ones(1))
     receipt.step(step)
-    time.sleep(0.01)
+    time.sleep(0.05)
 """,
 }
 

@@ -165,6 +165,7 @@ def test_a_rank_whose_gpu_is_broken_is_not_replaced(
     assert run.verdict["ranks_lost"] == [1]
 
 
+@pytest.mark.extended
 def test_the_only_rank_of_a_node_comes_back_to_those_of_another(
     background: Callable[..., Background],
     script: Callable[[str], Path],

@@ -116,6 +116,7 @@ def test_a_rank_of_another_node_that_sleeps_is_interrupted(train: Train) -> None
     assert here.stdout(0).endswith("ended 2\n")
 
 
+@pytest.mark.extended
 def test_a_node_s_only_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(
     train: Train,
 ) -> None:

@@ -284,6 +284,7 @@ def two_nodes(background: Callable[..., Background], tmp_path: Path) -> Callable
     return run
 
 
+@pytest.mark.extended
 def test_over_two_nodes_a_known_start_up_error_is_retried_lazily(
     two_nodes: Callable[..., list[Run]],
 ) -> None:

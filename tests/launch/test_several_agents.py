@@ -154,6 +154,7 @@ def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
     assert [run.verdict["outcome"] for run in job.runs] == ["stopped"] * 3
 
 
+@pytest.mark.extended
 def test_the_end_of_a_store_elsewhere_is_reported(
     background: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_the_others_wait_for_it_at_the_end_of_their_backward_pass(
     is_rank_1(Run(tmp_path / "run"), done.stderr, cause)
 
 
+@pytest.mark.extended
 def test_ranks_of_several_nodes_are_compared(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_hang(seen: Seen, tmp_path: Path) -> None:
     assert stderr == expected("hang")
 
 
+@pytest.mark.extended
 def test_a_mistake_on_another_node(background: Callable[..., Background], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAULTY.replace("FAULT", SHAPES))
     where = ("--nnodes", "2", "--rdzv-backend", "static", "--master-addr", "127.0.0.1")

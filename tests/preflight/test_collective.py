@@ -160,6 +160,7 @@ def test_an_all_reduce_that_hangs_is_ended_at_its_deadline(
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 @pytest.mark.skipif(why_not_hosts() is not None, reason=str(why_not_hosts()))
+@pytest.mark.extended
 def test_two_hosts_reduce_together_once_their_edges_work(
     fake_gpu_place: Place, host: Host, tmp_path: Path
 ) -> None:

@@ -31,14 +31,8 @@ def result_of(output: str) -> str:
     return found
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param("snapshot_ddp", marks=pytest.mark.extended),
-        "snapshot_fsdp2",
-        pytest.param("snapshot_trainer", marks=pytest.mark.extended),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("example", ["snapshot_ddp", "snapshot_fsdp2", "snapshot_trainer"])
 def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) -> None:
     undisturbed = run(ncclops, example, "none:0:0")
     assert undisturbed.count("no state to restore") == 2
@@ -50,6 +44,7 @@ def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) ->
     assert result_of(disturbed) == result_of(undisturbed)
 
 
+@pytest.mark.extended
 def test_fewer_ranks_have_other_shards_and_go_on_from_the_checkpoint(ncclops: Ncclops) -> None:
     output = run(ncclops, "snapshot_fsdp2", "kill:1:25", "--checkpoint-every", "10")
     (told,) = re.findall(r"restored: step 20 from checkpoint \(all ranks: checkpoint 1\).*", output)
