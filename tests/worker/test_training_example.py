@@ -41,8 +41,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     return final_loss(done.stdout)
 
 
-# In the gate, the tutorial's faults strike the same script, `launch/test_in_process.py` loses rank 0
-# on NCCL.
+# In the gate, the tutorial's faults strike the same script, and `launch/test_in_process.py` loses
+# rank 0 on NCCL.
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
