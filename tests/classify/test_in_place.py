@@ -81,6 +81,8 @@ def test_the_names_of_the_table_exist_and_say_something() -> None:
     for name in FINAL["signatures_that_may_pass"]:
         assert by_id[name].class_ in FINAL["classes"]
         assert by_id[name].retry in ("fix-config", "fix-code")
+    for name in in_place.data()["script"]["signatures"]:
+        assert by_id[name].retry == "fix-code"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,11 @@ def test_the_names_of_the_table_exist_and_say_something() -> None:
         ("AssertionError: the loss is not a number", True),
         ("KeyError: 'learning_rate'", True),
         ("mine.Broken: no words that anybody knows", True),
+        (
+            "ValueError: Default process group has not been initialized, please make sure to call"
+            " init_process_group.",
+            True,
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
         (FAILED_START["examples"][0], False),
         ("RuntimeError: cannot read data/\udcff.bin: a name that is no UTF-8", True),

@@ -89,7 +89,8 @@ def judge(text: str, printed: str = "") -> Judgement:
         and found.class_ in final["classes"]
         and found.confidence >= final["least_confidence"]
         and found.signature not in final["signatures_that_may_pass"],
-        is_script_s=found.class_ == "user-error" or found.signature is None,
+        is_script_s=found.class_ == "user-error"
+        or found.signature in (None, *data()["script"]["signatures"]),
         proof=report.evidence[0].text if report.evidence else "",
     )
 
