@@ -103,6 +103,13 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
     assert (verdict.class_, verdict.signature) == ("user-error", "site-license")
 
 
+def test_what_patterns_have_in_common_is_written_once(tmp_path: Path) -> None:
+    part = "[part]\nfails = '(?:refused|timed out)'\n"
+    own = GOOD.replace('pattern = "license server', 'pattern = "license server {fails}" # ')
+    (tmp_path / "site.toml").write_text(part + own)
+    assert load_signatures(tmp_path).by_id["site-license"].pattern.endswith("(?:refused|timed out)")
+
+
 def test_a_site_replaces_a_shipped_one_by_its_id(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(GOOD.replace("site-license", "no-net-plugin"))
     loaded = load_signatures(tmp_path)
@@ -128,6 +135,9 @@ def test_a_site_replaces_a_shipped_one_by_its_id(tmp_path: Path) -> None:
         ('id = "site-license"', 'id = "site-license"\noutranks = ["nope"]', "refers to 'nope'"),
         ('id = "site-license"', 'id = "site-license"\nouttake', "not valid TOML"),
         ('id = "site-license"', 'id = "site-license"\ntier = "1"', "tier must be"),
+        ('pattern = "license', 'pattern = "{licence} ', "[part] has no 'licence'"),
+        ("[[signature]]", "[part]\nname = 7\n[[signature]]", "[part] holds parts of patterns"),
+        ("[[signature]]", "[parts]\n[[signature]]", "nothing else at top level"),
     ],
 )
 def test_mistakes_are_one_clear_line(tmp_path: Path, old: str, new: str, complaint: str) -> None:

@@ -1,6 +1,7 @@
 """Reading signatures from TOML: the shipped ones and a site's own.
 
-A file holds an array of tables named ``signature``; docs/classify.md describes the keys.
+A file holds an array of tables named ``signature``, and maybe a table ``part`` of what several of
+their patterns have in common; docs/classify.md describes the keys.
 Loading validates everything that can be validated without a log, so that a typing error in a
 site's file is one clear line and never a signature that silently matches nothing.
 """
@@ -47,6 +48,8 @@ _TEXTS = (
 )  # fmt: skip
 _KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang", "compares"})
 ANY_FAILURE = "nonzero"
+# The name of a part in a pattern; what a pattern repeats has numbers in its braces.
+_PART = re.compile(r"(?<!\\)\{([A-Za-z][\w-]*)\}")
 # A shorter literal brings half of any log to the pattern stage.
 _SHORTEST_LITERAL = 4
 _KIND = "signatures"
@@ -220,12 +223,25 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _signatures_in(document: dict[str, Any], where: str, compile_patterns: bool) -> list[Signature]:
-    entries = document.pop("signature", None)
+    entries, parts = document.pop("signature", None), document.pop("part", {})
     if document or not isinstance(entries, list):
-        raise UsageError(f"{where} must hold [[signature]] tables and nothing else at top level")
+        raise UsageError(
+            f"{where} must hold [[signature]] tables, maybe [part], and nothing else at top level"
+        )
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise UsageError(f"{where}: [part] holds parts of patterns, each a text with a name")
     if not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{where}: each signature is a table, [[signature]]")
-    return [_parse_entry(entry, where, compile_patterns) for entry in entries]
+    return [_parse_entry(_whole(entry, parts), where, compile_patterns) for entry in entries]
+
+
+def _whole(entry: dict[str, Any], parts: dict[str, str]) -> dict[str, Any]:
+    """``entry`` with ``parts`` in the place of their names, as ``{name}``, in its patterns."""
+    for key in ("pattern", "unless"):
+        for name, part in parts.items():
+            if isinstance(text := entry.get(key), str):
+                entry = {**entry, key: text.replace(f"{{{name}}}", part)}
+    return entry
 
 
 def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> Signature:
@@ -334,6 +350,8 @@ def _problems_of_patterns(entry: dict[str, Any]) -> Iterator[str]:
             re.compile(entry.get(key, ""))
         except (re.error, RecursionError, OverflowError) as error:
             yield f"{key} is not a regular expression: {error}"
+        if unknown := _PART.search(entry.get(key, "")):
+            yield f"{key} has {unknown[0]}, and [part] has no {unknown[1]!r}"
 
 
 def _check_names(loaded: SignatureSet) -> None:
