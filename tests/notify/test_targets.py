@@ -68,6 +68,10 @@ def test_a_secret_comes_from_a_variable_a_file_or_the_profile(tmp_path: Path) ->
         ('kind = "json"\nurl = "file:///etc/TopSecretPart"', "notify.to.a.url: that is no URL"),
         ('kind = "json"\nurl = "https://h/TopSecretPart x"', "notify.to.a.url: that is no URL"),
         ('kind = "json"\nurl = "https://[TopSecretPart"', "notify.to.a.url: that is no URL"),
+        (
+            'kind = "json"\nurl = "https://user:TopSecretPart@h.example.com/x"',
+            "notify.to.a.url: no name and password are sent",
+        ),
         ('kind = "command"\ncommand = ["no-such-program"]',
          "notify.to.a.command: no-such-program is not a program"),
     ],

@@ -135,3 +135,5 @@ def _check_url(where: str, url: str) -> None:
         usable = False
     if not usable or not url.isascii() or any(each.isspace() or each < "!" for each in url):
         raise UsageError(f"{where}: that is no URL: it has to begin with https:// or http://")
+    if "@" in parts.netloc:  # it would be looked up as part of the host's name
+        raise UsageError(f"{where}: no name and password are sent: take them out of the URL")
