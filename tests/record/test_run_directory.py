@@ -67,6 +67,15 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
         create(tmp_path / "run")
 
 
+def test_a_name_that_would_be_two_lines_is_refused(tmp_path: Path) -> None:
+    wanted = tmp_path / "run\nncclops: verdict: another"
+    with pytest.raises(UsageError, match="control character"):
+        create(wanted)
+    with pytest.raises(UsageError, match="control character"):
+        RunDirectory.create(exact=None, parent=wanted, node="n0")
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_several_that_want_one_directory_at_once_one_gets_it(tmp_path: Path) -> None:
     for attempt in range(20):
         barrier, path = threading.Barrier(8), tmp_path / str(attempt)

@@ -196,6 +196,14 @@ def test_the_run_of_another_user_is_not_lost_while_its_launcher_runs() -> None:
                 assert states() == ["lost", "lost"]
 
 
+def test_a_name_that_somebody_else_has_chosen_is_one_line(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    run(tmp_path / "a\x1b[2J\nncclops: all is well", age_s=5)
+    _, line = ncclops_in_process("runs", tmp_path).stdout.splitlines()
+    assert line.startswith("a\\x1b[2J ncclops: all is well  ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

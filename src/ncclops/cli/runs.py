@@ -14,12 +14,14 @@ import typer
 from ncclops.cli._options import JsonOption
 from ncclops.cli._output import echo, note, print_json, stdout_console
 from ncclops.errors import UsageError
+from ncclops.plain_text import plain_line
 
 if TYPE_CHECKING:
     from ncclops.status.run_list import RunLine
 
 _HEAD = ("run", "started", "outcome", "took", "good", "cause")
 _LIMIT = 50
+_MOST_CHARS = 1000  # of a name
 
 
 def runs(
@@ -117,9 +119,9 @@ def _cells(line: RunLine, asked: Sequence[Path]) -> tuple[str, ...]:
 def _name(path: Path, asked: Sequence[Path]) -> str:
     """As the directory that was asked about has it; the whole where there are several."""
     if len(asked) > 1:
-        return str(path)
+        return plain_line(str(path), _MOST_CHARS)
     relative = path.relative_to(asked[0])
-    return str(relative) if relative.name else path.name or str(path)
+    return plain_line(str(relative) if relative.name else path.name or str(path), _MOST_CHARS)
 
 
 def _started(seconds: float | None) -> str:

@@ -73,6 +73,11 @@ class RunDirectory:
         """
         run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         wanted = exact if exact is not None else (parent or DEFAULT_PARENT) / run_id
+        if any(each < " " for each in str(wanted)):  # it could not be shown as one line
+            raise UsageError(
+                f"the run directory {wanted} has a control character in its name: give another one"
+                " with --run-dir or --log-dir"
+            )
         try:
             wanted.mkdir(parents=True, exist_ok=exact is not None)
             if several and not _claim(wanted, node):
