@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 from prometheus_client.parser import text_string_to_metric_families
 
 from ncclops.host import process_identity
@@ -18,6 +19,7 @@ from ncclops.record import progress, shared_page
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.run_record import RUN, Launcher, RunRecord
+from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.status import merge
 from ncclops.status.metrics import render
 from ncclops.status.model import RankStatus, RunStatus
@@ -209,6 +211,20 @@ def test_the_verdict_ends_it(run: Path) -> None:
     assert [rank.phase for rank in status.ranks] == ["ended", "ended"]
     assert status.seconds == pytest.approx(5.0)  # by the records' clock, not by ours
     assert read_once(run).seconds == status.seconds
+
+
+def test_where_the_clock_was_set_meanwhile_the_verdict_says_how_long_it_took(run: Path) -> None:
+    with (run / "events.jsonl").open() as file:
+        ended = json.loads(file.readline())["ts"] + 3600
+    fields = {"outcome": "completed", "exit_code": 0, "reason": "2 workers exited 0"}
+    write_events(run, [event("step", ended - 1, 0, step=3), event("verdict", ended, **fields)])
+    record = VerdictRecord(run_id="a-run", attempts=1, seconds=24.5, **fields)
+    VERDICT.write(run / "verdict.json", record)
+    status = read_once(run)
+    assert (status.seconds, status.goodput) == (24.5, None)
+    VERDICT.write(run / "verdict.json", replaced(record, seconds=3599.0))
+    assert read_once(run).seconds == pytest.approx(3600)
+    assert read_once(run).goodput is not None
 
 
 def test_goodput_is_shown_while_the_run_goes_on(run: Path) -> None:

@@ -16,6 +16,7 @@ from ncclops.host_name import host_name
 from ncclops.record import event_log
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN
+from ncclops.record.verdict_record import VERDICT
 from ncclops.status import compare, merge
 from ncclops.status.event_facts import RankFacts, RunFacts
 from ncclops.status.gpu_memory import GpuMemory
@@ -25,6 +26,9 @@ from ncclops.status.ranks import Moment, look
 # A status this old is as good as a new one: steps take longer, and ten thousand requests a second
 # cost no more than two.
 _MAX_AGE_S = 0.5
+# By so much the events of a run and its verdict may differ in how long it took: the verdict comes
+# a little before its event.
+_SAME_CLOCK_S = 5.0
 
 
 class RunReader:
@@ -81,7 +85,30 @@ class RunReader:
             last_fault=facts.last_fault,
             goodput=measure(self._spans.until(until)).to_json(),
         )
-        return _with_verdict(status, facts)
+        return self._with_verdict(status)
+
+    def _with_verdict(self, status: RunStatus) -> RunStatus:
+        verdict = self._facts.verdict
+        if verdict is None:
+            return status
+        if (measured_s := self._measured_s(status)) is not None:
+            status = replace(status, seconds=measured_s, goodput=None)
+        return replace(
+            status, outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason
+        )
+
+    def _measured_s(self, status: RunStatus) -> float | None:
+        """How long a run took whose host's clock was set meanwhile, so that its events do not say.
+
+        None where that is not known to have been so.
+        """
+        try:
+            record = VERDICT.read(RunPaths(self._run_dir).verdict)
+        except (UsageError, OSError):
+            return None
+        if record is None or record.goodput is not None or status.seconds is None:
+            return None
+        return record.seconds if abs(status.seconds - record.seconds) > _SAME_CLOCK_S else None
 
     def _look(self, facts: RankFacts, now: float) -> RankStatus:
         on_this_host = facts.host == host_name() and self._is_of_this_boot
@@ -176,12 +203,3 @@ class LiveSights:
                 self._read_at = time.monotonic()
                 self._bytes = {"status": json.dumps(self._status.to_json()).encode() + b"\n"}
             return self._status
-
-
-def _with_verdict(status: RunStatus, facts: RunFacts) -> RunStatus:
-    verdict = facts.verdict
-    if verdict is None:
-        return status
-    return replace(
-        status, outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason
-    )
