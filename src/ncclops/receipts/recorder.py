@@ -47,6 +47,9 @@ class Recorder(Silent):
 
     active = True
 
+    # The agent's clock, too. Kept, as a script may put another one in the module.
+    _now_ns = staticmethod(time.monotonic_ns)
+
     # Of one iteration; see _forget_iteration.
     _mark_ns: int | None  # when the step under way began, as far as known
     _phase_s: float  # in declared phases since the last step
@@ -72,7 +75,7 @@ class Recorder(Silent):
         self._phase_listeners: list[PhaseListener] = []
         self._iteration_listeners: list[IterationListener] = []
         self._numbers[progress.PID] = os.getpid()
-        self._numbers[progress.STARTED_NS] = time.monotonic_ns()
+        self._numbers[progress.STARTED_NS] = self._now_ns()
         self._tick()
         self._forget_iteration()
         self._writer.start()
@@ -100,7 +103,7 @@ class Recorder(Silent):
             return
         seconds = None if taken is None else round(taken.total_seconds(), 6)
         self._put("compile-warmup", seconds=seconds)
-        self._mark_ns = time.monotonic_ns()
+        self._mark_ns = self._now_ns()
         self._be_warm(taken)
 
     def step(
@@ -116,7 +119,7 @@ class Recorder(Silent):
 
         Without ``ends`` it returns whether one was, and the caller ends the process by ``stop``.
         """
-        now = time.monotonic_ns()
+        now = self._now_ns()
         numbers = self._numbers
         try:
             n = int(n)
@@ -177,7 +180,7 @@ class Recorder(Silent):
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
-        self._phases.append((name, time.monotonic_ns(), int(limit.total_seconds() * 1e9)))
+        self._phases.append((name, self._now_ns(), int(limit.total_seconds() * 1e9)))
         self._page.set_phase(*self._phases[-1])
         self._put("phase-begin", phase=name, limit_s=limit.total_seconds())
         for listener in self._phase_listeners:
@@ -188,7 +191,7 @@ class Recorder(Silent):
         if not self._phases:  # begun in an iteration that is over
             return
         name, began_ns, _ = self._phases.pop()
-        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        seconds = (self._now_ns() - began_ns) / 1e9
         if not self._phases:  # what lies within another phase is counted with that one
             self._phase_s += seconds
         self._page.set_phase(*(self._phases[-1] if self._phases else (None, 0, 0)))
@@ -230,11 +233,11 @@ class Recorder(Silent):
     def begin_restart(self, limit: timedelta) -> None:
         """The rank leaves the script to run it again, in at most ``limit``. From any thread."""
         self._numbers[progress.RESTART_LIMIT_NS] = int(limit.total_seconds() * 1e9)
-        self._numbers[progress.RESTART_BEGAN_NS] = time.monotonic_ns()
+        self._numbers[progress.RESTART_BEGAN_NS] = self._now_ns()
 
     def note_left(self) -> None:
         """The main thread is out of the script, which it is to run again with the others."""
-        self._numbers[progress.LEFT_NS] = time.monotonic_ns()
+        self._numbers[progress.LEFT_NS] = self._now_ns()
 
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""
@@ -266,7 +269,7 @@ class Recorder(Silent):
 
     def leave(self) -> None:
         """The script is over on this rank, which may wait for others now: it is not watched."""
-        self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+        self._numbers[progress.ENDED_NS] = self._now_ns()
 
     def note_collectives(
         self, counted: tuple[int, int | None] | None, awaited: int | None = None
@@ -341,7 +344,7 @@ class Recorder(Silent):
             listener(taken)
 
     def _set_warmup(self, state: Warmup) -> None:
-        self._numbers[progress.WARMUP_NS] = time.monotonic_ns()
+        self._numbers[progress.WARMUP_NS] = self._now_ns()
         self._numbers[progress.WARMUP] = state
 
     def _ends_here(self, stop: StopPage, count: int) -> bool:
@@ -364,11 +367,11 @@ class Recorder(Silent):
     def _end(self, how: str) -> None:
         if not self._memory_known:
             self.peak_memory()
-        self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+        self._numbers[progress.ENDED_NS] = self._now_ns()
         self._put("end", how=how)
 
     def _tick(self) -> None:
-        self._numbers[progress.TICK_NS] = time.monotonic_ns()
+        self._numbers[progress.TICK_NS] = self._now_ns()
         if (last_moved := self._last_moved) is not None:
             # Of a call under the restart core, which may end meanwhile, and its memory with it.
             with suppress(ValueError):

@@ -36,6 +36,7 @@ class Writer:
         self._fd = fd
         self._file = _identity(fd)
         self._tick = tick
+        self._clock = time.monotonic  # kept, as a script may put another one in the module
         self._waiting: deque[Record | threading.Event] = deque()
         # Takes a record; safe in any thread and in signal handlers. It is in the file within BATCH.
         self.put = self._waiting.append
@@ -68,7 +69,8 @@ class Writer:
                 os.close(self._fd)
 
     def _run(self) -> None:
-        ticked = time.monotonic()
+        clock = self._clock
+        ticked = clock()
         while not (self._closing and not self._waiting):
             self._awake.wait(BATCH.total_seconds())
             self._awake.clear()
@@ -77,8 +79,8 @@ class Writer:
             for item in batch:
                 if isinstance(item, threading.Event):
                     item.set()
-            if time.monotonic() - ticked >= TICK.total_seconds():
-                ticked = time.monotonic()
+            if clock() - ticked >= TICK.total_seconds():
+                ticked = clock()
                 self._tick()
 
     def _write(self, records: list[Record]) -> None:

@@ -21,7 +21,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -153,7 +152,8 @@ class BlockedMainThread:
         in_collective: bool,
         moved: threading.Event,
     ) -> None:
-        since, asked_at = time.monotonic(), 0.0
+        page = self._monitor_process.page
+        since, asked_at = page.now(), 0.0
         equal_looks, seen = 0, sign.look()
         cannot_come = threading.Event()
         cause: Fault | None = None
@@ -165,7 +165,7 @@ class BlockedMainThread:
                 cannot_come.set()
 
         while not moved.wait(_LOOK_EVERY_S) and self._is_at(iteration, is_there):
-            now, seen_before, seen = time.monotonic(), seen, sign.look()
+            now, seen_before, seen = page.now(), seen, sign.look()
             equal_looks = equal_looks + 1 if seen == seen_before is not None else 0
             if now - asked_at > _ASK_EVERY_S:
                 asked_at = now

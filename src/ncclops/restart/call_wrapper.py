@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -91,7 +90,7 @@ class CallWrapper:
 
         Costs well under a microsecond: it writes the time to memory.
         """
-        self._page.ping = time.monotonic()
+        self._page.ping = self._page.now()
 
     def request_restart(self, reason: str, hung: int | None = None) -> None:
         """Have all ranks restart, for ``reason``. From any thread; returns at once.
@@ -106,7 +105,7 @@ class CallWrapper:
 
         For training outside the main thread, which then only waits and would look stuck.
         """
-        self._page.main_beat = time.monotonic()
+        self._page.main_beat = self._page.now()
 
     def done_with_groups(self) -> None:
         """Say, at the end of the function, that this rank uses its process groups no more.
@@ -316,7 +315,7 @@ class CallWrapper:
         armed = page.ping
         page.touch()
         if armed:
-            page.ping = time.monotonic()
+            page.ping = page.now()
 
     # --- the rest -----------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ import copy
 import logging
 import os
 import queue
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -335,7 +334,7 @@ class RestartLoop:
         self._state.set_distributed_vars()
         self._page.touch()
         self._page.watch = Watch.HARD  # destroying a group may hang
-        self._page.abort_began = time.monotonic()
+        self._page.abort_began = self._page.now()
         forget_failed_groups()
         self._page.abort_began = 0.0
         undo_excepthook_of_torch()

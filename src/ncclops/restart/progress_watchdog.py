@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -101,17 +100,18 @@ class ProgressWatchdog:
         os.close(self._stop_fd)
 
     def _run(self) -> None:
-        next_tick = time.monotonic()
+        clock = self._monitor_process.page.now
+        next_tick = clock()
         while True:
-            timeout_s = max(0.0, next_tick - time.monotonic())
+            timeout_s = max(0.0, next_tick - clock())
             ready = self._wait(timeout_s)
             if self._stop_fd in ready:
                 return
             if ready:
                 self._serve()
-            if (late_s := time.monotonic() - next_tick) >= 0:
+            if (late_s := clock() - next_tick) >= 0:
                 self._tick(late_s)
-                next_tick = time.monotonic() + self._interval_s
+                next_tick = clock() + self._interval_s
 
     def _wait(self, timeout_s: float) -> list[int]:
         poller = select.poll()
@@ -122,7 +122,7 @@ class ProgressWatchdog:
 
     def _tick(self, late_s: float) -> None:
         page = self._monitor_process.page
-        now = page.watchdog_tick = time.monotonic()
+        now = page.watchdog_tick = page.now()
         if self._heartbeat.moved():
             page.main_beat = now
         with logged("a look at the process groups"):
@@ -146,7 +146,7 @@ class ProgressWatchdog:
             self._replace_monitor_process()
 
     def _replace_monitor_process(self) -> None:
-        now = time.monotonic()
+        now = self._monitor_process.page.now()
         self._replaced_at = [at for at in self._replaced_at if now - at < _COUNTED_FOR_S] + [now]
         try:
             if len(self._replaced_at) > _MOST_REPLACEMENTS:
@@ -158,4 +158,5 @@ class ProgressWatchdog:
             log.error("this rank continues without a monitor process: %s", error)
 
     def _note_start(self) -> None:
-        self._started_at = self._monitor_process.page.monitor_tick = time.monotonic()
+        page = self._monitor_process.page
+        self._started_at = page.monitor_tick = page.now()

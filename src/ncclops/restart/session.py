@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -242,7 +241,8 @@ class Session:
         """The abort of the groups begins, or has ended. Abort thread."""
         if iteration != self.iteration:  # it was given up, and ends when others are under way
             return
-        self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
+        page = self.monitor_process.page
+        page.abort_began = page.now() if under_way else 0.0
         if under_way:
             self._aborted_in = self.iteration
         elif self.interrupter.armed:

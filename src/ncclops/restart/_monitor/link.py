@@ -68,6 +68,9 @@ class Page:
     blocked_since = _Slot(15)  # aborted then, and nothing frees the main thread; 0: it is not so
     group_made_in = _Slot(16)  # 1 + the last iteration with a default group; 0: in none so far
 
+    # The clock of both processes. Kept, as a script may put another one in the module.
+    now = staticmethod(time.monotonic)
+
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _BYTES)
         self._view = memoryview(self._map)
@@ -76,7 +79,7 @@ class Page:
     def touch(self) -> None:
         """Start the progress clocks anew; the manual one is disarmed."""
         self.ping = 0.0
-        self.main_beat = self.watchdog_tick = time.monotonic()
+        self.main_beat = self.watchdog_tick = self.now()
 
     def blocked_s(self, now: float) -> float:
         """How long the main thread has been where no abort of its groups frees it; 0: it is not."""
