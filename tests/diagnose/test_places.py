@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from ncclops.capture.run_snapshots import collect_run
 from ncclops.diagnose import places
 from ncclops.diagnose.places import RankView, cluster
+from ncclops.host import process_identity
+from ncclops.host_name import host_name
 from ncclops.rank_lists import rank_list
+from ncclops.record import snapshot_server_record
+from ncclops.record.paths import RunPaths
+from ncclops.record.snapshot_server_record import SnapshotServerRecord
 from ncclops.stacks.frame import Frame
 
 
@@ -83,3 +93,31 @@ def test_a_rank_in_our_own_code_is_outside_of_its_script_and_not_without_a_stack
     assert outside.place == "outside of the script, in _Attempts._attempt of ncclops"
     torchs = (Frame("/v/lib/python3.12/site-packages/torch/nn/modules/linear.py", 7, "forward"),)
     assert replace(outside, frames=torchs).place == f"in {torchs[0]}"
+
+
+@pytest.mark.parametrize("tid", [2**22 + 1, threading.get_native_id()])
+def test_a_rank_that_has_become_another_program_is_said_to_be_one(tmp_path: Path, tid: int) -> None:
+    """After an exec the process is there, its threads and descriptors are not. This one stands for
+    it, with a thread that no process can have; with a thread of its own nothing is claimed."""
+    here = process_identity.current()
+    server = SnapshotServerRecord(
+        rank=1,
+        host=host_name(),
+        pid=here.pid,
+        started_ticks=here.started_ticks,
+        tid=tid,
+        stacks_fd=2**20,
+        address="nobody-listens-here",
+    )
+    path = RunPaths(tmp_path).rank(1).snapshot_server
+    path.parent.mkdir(parents=True)
+    snapshot_server_record.write(path, server)
+    collected = collect_run(tmp_path, [1], tmp_path / "where")
+    seen = places.read_rank(tmp_path / "where", 1)
+    if tid == threading.get_native_id():
+        assert seen.doing is None
+        assert "cannot be asked" in collected.reasons[1]
+    else:
+        assert collected.missing == (1,)
+        name = (Path("/proc/self/stat").read_text().partition("(")[2]).rpartition(")")[0]
+        assert seen.place == f"another program runs in its process (exec): {name}"

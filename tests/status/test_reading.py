@@ -216,7 +216,11 @@ def test_the_verdict_ends_it(run: Path) -> None:
 def test_where_the_clock_was_set_meanwhile_the_verdict_says_how_long_it_took(run: Path) -> None:
     with (run / "events.jsonl").open() as file:
         ended = json.loads(file.readline())["ts"] + 3600
-    fields = {"outcome": "completed", "exit_code": 0, "reason": "2 workers exited 0"}
+    fields: dict[str, Any] = {
+        "outcome": "completed",
+        "exit_code": 0,
+        "reason": "2 workers exited 0",
+    }
     write_events(run, [event("step", ended - 1, 0, step=3), event("verdict", ended, **fields)])
     record = VerdictRecord(run_id="a-run", attempts=1, seconds=24.5, **fields)
     VERDICT.write(run / "verdict.json", record)

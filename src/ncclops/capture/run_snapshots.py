@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ncclops.capture.rank_snapshot import gpu_view
-from ncclops.capture.signal_stacks import StackDumper, dump_stacks
+from ncclops.capture.signal_stacks import STACKS_NAME, StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.host_name import host_name
 from ncclops.plain_text import plain_line
@@ -141,6 +141,11 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
     if not is_running(server):
         return _left_out(directory, f"its process ({server.pid}) has ended", ended=True)
     view = _seen_from_outside(server)
+    if _has_called_exec(server):
+        write_document(
+            directory / snapshot_files.PROCESS, view | {"other_program": view.get("name")}
+        )
+        return _left_out(directory, "another program runs in its process (exec)")
     write_document(directory / snapshot_files.PROCESS, view)
     reason = _ask(server, directory, limit_s * _PATIENCE)
     if reason is not None:
@@ -151,8 +156,23 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
 
 
 def _left_out(directory: Path, reason: str, *, ended: bool = False) -> str:
-    snapshot_files.add_missing(directory, reason, list(snapshot_files.COMPLETE), ended=ended)
+    lacking = [name for name in snapshot_files.COMPLETE if not (directory / name).exists()]
+    snapshot_files.add_missing(directory, reason, lacking, ended=ended)
     return reason
+
+
+def _has_called_exec(server: SnapshotServerRecord) -> bool:
+    """Whether neither the server's thread is there nor its memory file: an exec takes both, the
+    end of an interpreter its threads alone, and a script may close what it has not opened."""
+    root = Path(f"/proc/{server.pid}")
+    if not server.tid or not root.exists() or (root / "task" / str(server.tid)).exists():
+        return False
+    try:
+        return STACKS_NAME not in str((root / "fd" / str(server.stacks_fd)).readlink())
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is another user's
+        return False
 
 
 def _seen_from_outside(server: SnapshotServerRecord) -> dict[str, Any]:

@@ -105,10 +105,15 @@ def read_rank(taken: Path, rank: int) -> RankView:
         state=process.state_name,
         frames=frames,
         frame=user_frame(frames),
-        doing=doing(frames),
+        doing=doing(frames) or _other_program(process),
         last=snapshot_records.last_operation(directory),
         reason=snapshot_records.missing(directory).reason,
     )
+
+
+def _other_program(process: snapshot_records.ProcessRecord) -> str | None:
+    name = process.other_program
+    return None if name is None else f"another program runs in its process (exec): {name}"
 
 
 def _main_frames(path: Path) -> tuple[Frame, ...]:

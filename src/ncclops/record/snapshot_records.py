@@ -40,11 +40,12 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The process from outside."""
+    """The process from outside; ``other_program`` is what it has become by exec."""
 
     host: str | None = None
     pid: int | None = None
     state_name: str | None = None
+    other_program: str | None = None
 
 
 class MissingRecord(msgspec.Struct, frozen=True, kw_only=True):
