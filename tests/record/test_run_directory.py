@@ -67,6 +67,19 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
         create(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["run.json", "agent.log", "store.log", "ranks", "control"])
+def test_what_somebody_has_put_there_is_not_written_through(tmp_path: Path, name: str) -> None:
+    """A link, to nothing yet: a rank's output would be appended to what it leads to."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").touch()
+    (run / name).symlink_to(tmp_path / "another")
+    with pytest.raises(UsageError, match="already holds a run"):
+        create(run)
+    (run / name).unlink()
+    create(run)
+
+
 def test_a_name_that_would_be_two_lines_is_refused(tmp_path: Path) -> None:
     wanted = tmp_path / "run\nncclops: verdict: another"
     with pytest.raises(UsageError, match="control character"):

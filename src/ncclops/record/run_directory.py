@@ -43,6 +43,13 @@ class DirectoryTaken(UsageError):
         self.path = path
 
 
+def _made_by_a_run(paths: RunPaths) -> tuple[Path, ...]:
+    """What is there of a run whose events are gone; or somebody else has put it there, to have
+    what a job prints appended to another file of its user."""
+    logs = (paths.agent_log, paths.store_log, paths.fork_server_log)
+    return (paths.run, *logs, paths.ranks, paths.control, paths.incidents)
+
+
 class RunDirectory:
     """The files of one run. Create with :meth:`create`, which makes the directory."""
 
@@ -87,7 +94,7 @@ class RunDirectory:
                 wanted.mkdir(parents=True, exist_ok=True)
             paths = RunPaths(wanted.resolve())
             reserve = _reserve(paths.root)
-            if paths.run.exists():  # of one whose events are gone
+            if any(each.is_symlink() or each.exists() for each in _made_by_a_run(paths)):
                 raise DirectoryTaken(wanted)
             try:
                 paths.events.touch(exist_ok=False)
