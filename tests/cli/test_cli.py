@@ -42,7 +42,7 @@ HEAVY = (
     [
         ("import ncclops", ()),
         ("import ncclops.cli", ()),
-        ("import ncclops.env", ("pydantic",)),
+        ("import ncclops.env", ("msgspec",)),
         ("import ncclops.profiles", ("pydantic",)),
         ("import ncclops.classify", ()),
         ("import ncclops.receipts, ncclops.receipt", ()),
