@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclops.errors import UsageError
-from ncclops.record import control_address
 from ncclops.record.paths import DEFAULT_PARENT, EVENTS, RunPaths
 
 _CONNECT_LIMIT_S = 2.0
@@ -48,6 +47,8 @@ def is_live(run_dir: Path) -> bool | None:
 
     None where there may be one, and it is another user's: whether its launcher runs is to be seen.
     """
+    from ncclops.record import control_address  # sockets and tokens, which few need
+
     if RunPaths(run_dir).verdict.exists():
         return False
     try:
