@@ -273,7 +273,9 @@ class Snapshots:
             partner = Partner(background, *order.partner)
         interval = self._every or order.interval or FIRST_INTERVAL
         decide = decided_by(self._every, self._budget, interval)
-        rounds = Rounds(background, place.prefix, place.world, partner, decide, place.aborted)
+        rounds = Rounds(
+            background, place.prefix, place.role, place.world, partner, decide, place.aborted
+        )
         copier = memory.copier = Copier(overlaps=self._overlap)
         return _Iteration(
             place,
