@@ -285,7 +285,7 @@ def awkward(worker: Worker) -> Any:
         dist.barrier()
         return worker.finish(call)
 
-    return worker.wrap(main, **FAST)()
+    return worker.wrap(main, **(HANG if where is in_endless_swallowing else FAST))()
 
 
 def in_del() -> None:
@@ -322,6 +322,14 @@ def in_swallowing_except() -> None:
             continue
     while True:
         time.sleep(0.01)
+
+
+def in_endless_swallowing() -> None:
+    """A retry without an end: it would never leave the function."""
+    while True:
+        with contextlib.suppress(BaseException):
+            while True:
+                time.sleep(0.001)
 
 
 def in_suppressing() -> None:
@@ -452,6 +460,7 @@ PLACES = {
     "del": in_del,
     "except": in_except,
     "swallowing": in_swallowing_except,
+    "endless-swallowing": in_endless_swallowing,
     "suppressing": in_suppressing,
     "clean-up": in_clean_up,
     "generator-exit": in_generator_exit,

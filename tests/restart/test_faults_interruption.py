@@ -41,6 +41,17 @@ def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: s
     job.expect_no_orphans()
 
 
+@pytest.mark.extended
+def test_the_others_go_on_without_a_rank_that_swallows_the_interruption_without_an_end(
+    job: Job,
+) -> None:
+    codes = job.start(2, "fault_programs:awkward", where="endless-swallowing").wait()
+    assert codes in ({0: 0, 1: -signal.SIGTERM}, {0: 0, 1: -signal.SIGKILL})
+    assert iterations(job, 0) == [0, 1]
+    assert causes(job) == {("exception", 0)}
+    job.expect_no_orphans()
+
+
 def test_the_time_a_function_takes_to_end_is_a_phase(job: Job) -> None:
     assert job.start(2, "fault_programs:awkward", where="exit-stack").wait() == {0: 0, 1: 0}
     leave = {e["initial_rank"]: e["phases_ms"]["leave"] for e in job.events("incident")}

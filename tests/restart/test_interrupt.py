@@ -133,6 +133,28 @@ def test_out_exactly_once(fn: Callable[[Interrupter], object]) -> None:
     gc.collect()
 
 
+def test_a_function_that_swallows_it_in_a_loop_is_overdue_once_clean_up_has_had_its_time() -> None:
+    overdue = threading.Event()
+
+    def swallow_until_overdue(interrupter: Interrupter) -> None:
+        assert not interrupter.is_overdue
+
+        def look() -> None:
+            while not overdue.is_set() and interrupter.armed:
+                if interrupter.is_overdue:
+                    overdue.set()
+
+        threading.Thread(target=look, daemon=True).start()
+        while not overdue.is_set():
+            with contextlib.suppress(BaseException):
+                overdue.wait()
+        spin(interrupter)
+
+    with interrupted(swallow_until_overdue, patience_s=0.05) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert overdue.is_set()
+
+
 @pytest.mark.parametrize("fn", [sleep, wait_for_a_lock])
 def test_a_wait_is_ended_at_the_first_attempt(
     fn: Callable[[Interrupter], object], monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ class MainThreadHeartbeat:
 class ProgressWatchdog:
     """Thread that ticks every ``interval`` and serves the monitor process's messages in between.
 
+    ``moves_count`` tells whether a move of the main thread is progress.
     ``on_message`` is called in this thread with each message, ``on_tick`` at each tick. Neither may
     block: the tick is what keeps the monitor process from ending the process.
     """
@@ -71,6 +72,7 @@ class ProgressWatchdog:
         monitor_process: MonitorProcess,
         interval: timedelta,
         heartbeat_timeout: timedelta,
+        moves_count: Callable[[], bool],
         on_message: Callable[[dict[str, Any]], None],
         on_tick: Callable[[], None],
     ) -> None:
@@ -78,6 +80,7 @@ class ProgressWatchdog:
         self._interval_s = interval.total_seconds()
         # Sooner than its predecessor in the ring takes the same monitor process for lost.
         self._monitor_timeout_s = heartbeat_timeout.total_seconds() / 2
+        self._moves_count = moves_count
         self._on_message = on_message
         self._on_tick = on_tick
         self._heartbeat = MainThreadHeartbeat()
@@ -123,7 +126,7 @@ class ProgressWatchdog:
     def _tick(self, late_s: float) -> None:
         page = self._monitor_process.page
         now = page.watchdog_tick = page.now()
-        if self._heartbeat.moved():
+        if self._heartbeat.moved() and self._moves_count():
             page.main_beat = now
         with logged("a look at the process groups"):
             self._on_tick()

@@ -113,10 +113,16 @@ class Session:
                 generation.absent,
             )
             stack.callback(self._client.stop, _RECORD_WITHIN_S)
+            self.interrupter = Interrupter(
+                self._main_thread,
+                settings.monitor_thread_interval.total_seconds(),
+                settings.soft_timeout.total_seconds(),
+            )
             self.watchdog = ProgressWatchdog(
                 self.monitor_process,
                 settings.progress_watchdog_interval,
                 settings.heartbeat_timeout,
+                lambda: not self.interrupter.is_overdue,
                 self._client.on_message,
                 self._report_nccl_error,
             )
@@ -128,11 +134,6 @@ class Session:
                 self.monitor_process,
                 lambda: self.iteration,
                 self._client.submit,
-            )
-            self.interrupter = Interrupter(
-                self._main_thread,
-                settings.monitor_thread_interval.total_seconds(),
-                settings.soft_timeout.total_seconds(),
             )
             self.monitor_thread = MonitorThread(
                 self._ledger(self._connections.another()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
 import numpy
@@ -32,6 +32,14 @@ def blob_of(state: Any) -> Blob:
 
 def kept(entries: dict[str, Any]) -> Blob:
     return blob_of({name: _objects.state_of(entry) for name, entry in entries.items()})
+
+
+def load(entries: dict[str, Any], blob: Blob) -> None:
+    _objects.load(entries, blob, entries)
+
+
+def round_trip(before: dict[str, Any], after: dict[str, Any]) -> None:
+    load(after, kept(before))
 
 
 plain = st.recursive(
@@ -105,7 +113,7 @@ def test_arrays_and_numbers_of_numpy_come_back() -> None:
         "number": numpy.float32(2.5),
     }
     entry: dict[str, Any] = {}
-    _objects.load({"e": entry}, blob_of({"e": state}))
+    load({"e": entry}, blob_of({"e": state}))
     assert (entry["array"] == state["array"]).all()
     assert entry["array"].dtype == numpy.int16
     assert type(entry["number"]) is numpy.float32
@@ -118,6 +126,10 @@ def test_what_is_not_kept_is_named_by_its_path() -> None:
         itself: list[Any] = []
         itself.append(itself)
         flatten(itself)
+    with pytest.raises(SnapshotError, match="records: not kept"):
+        flatten([numpy.zeros(2, dtype=[("a", "i4")])])
+    with pytest.raises(SnapshotError, match=r"state\[0\] is a Tensor, a kind of tensor"):
+        lay_out([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])])
 
 
 def test_a_module_an_optimizer_and_generators_go_on_as_if_nothing_had_been() -> None:
@@ -149,7 +161,7 @@ def test_a_module_an_optimizer_and_generators_go_on_as_if_nothing_had_been() -> 
     second = make()
     parameters = list(second["m"].parameters())
     train(second, 1)
-    _objects.load(second, blob)
+    load(second, blob)
     assert train(second, 3) == expected
     assert second["own"]["count"] == 6
     assert all(a is b for a, b in zip(parameters, second["m"].parameters(), strict=True))
@@ -168,17 +180,142 @@ def test_extra_state_of_a_module_is_loaded() -> None:
 
     before, after = Counting(2, 2), Counting(2, 2)
     before.seen = 7
-    _objects.load({"m": after}, kept({"m": before}))
+    load({"m": after}, kept({"m": before}))
     assert after.seen == 7
     assert torch.equal(before.weight, after.weight)
+
+
+class ExtraTensor(nn.Linear):
+    """Has an extra state as a tensor of any size, as layers in FP8 have."""
+
+    def __init__(self, *seen: int) -> None:
+        super().__init__(2, 2)
+        self.seen = list(seen)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.seen = state.tolist()
+
+
+@pytest.mark.parametrize("seen", [(1,), (), (4, 5)])
+def test_extra_state_that_is_a_tensor_is_loaded_whatever_its_size(seen: tuple[int, ...]) -> None:
+    before, after = ExtraTensor(7, 8), ExtraTensor(*seen)
+    round_trip({"m": before}, {"m": after})
+    assert after.seen == [7, 8]
+    layouts = {layout_of(_objects.fixed_states({"m": each})) for each in (before, ExtraTensor())}
+    assert len(layouts) == 1, "it is no part of what has its size from the beginning"
+
+
+def test_a_module_whose_state_is_a_copy_is_loaded_in_its_own_way() -> None:
+    def made() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+        def copy_each(_: Any, state: dict[str, Any], *__: Any) -> dict[str, Any]:
+            return {name: tensor.clone() for name, tensor in state.items()}
+
+        model._register_state_dict_hook(copy_each)
+        return model
+
+    before, after = made(), made()
+    round_trip({"m": before}, {"m": after})
+    expected = before.state_dict()
+    assert all(torch.equal(expected[name], each) for name, each in after.state_dict().items())
+
+
+def test_a_module_that_drops_what_it_has_given_is_refused() -> None:
+    class Renames(nn.Linear):
+        def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"w": self.weight.detach().clone()}
+
+    with pytest.raises(SnapshotError, match="'m' does not load what it has given"):
+        round_trip({"m": Renames(2, 2)}, {"m": Renames(2, 2)})
+
+
+def test_what_dictionaries_and_lists_hold_is_put_back_into_the_same_objects() -> None:
+    def made(value: float) -> tuple[nn.Module, dict[str, Any]]:
+        model = nn.Linear(2, 2)
+        entries = {
+            "model": model.state_dict(),
+            "parts": list(model.parameters()),
+            "own": {
+                "total": torch.full((2,), value),
+                "seen": numpy.full(2, value),
+                "counts": defaultdict(int, a=int(value)),
+                "pair": (torch.full((1,), value), [value]),
+            },
+        }
+        return model, entries
+
+    before, kept_entries = made(1.0)
+    after, entries = made(2.0)
+    own = dict(entries["own"])
+    inner = own["pair"]
+    round_trip(kept_entries, entries)
+    assert torch.equal(before.weight, after.weight)
+    assert torch.equal(before.bias, after.bias)
+    assert own["total"].tolist() == own["seen"].tolist() == [1.0, 1.0]
+    assert own["counts"] == {"a": 1}
+    assert own["counts"]["b"] == 0
+    assert (inner[0].item(), inner[1]) == (1.0, [1.0])
+
+
+def test_an_object_that_stands_in_two_places_has_the_value_of_one() -> None:
+    """Until there is a best one, the present weights stand for it, and one list for two."""
+
+    def made() -> dict[str, Any]:
+        model, empty = nn.Linear(2, 2), list[int]()
+        return {"best": model.state_dict(), "model": model, "lists": [empty, empty]}
+
+    before = made()
+    before["best"] = copy.deepcopy(before["best"])
+    with torch.no_grad():
+        before["model"].weight.zero_()
+    before["lists"] = [[1], [2]]
+    after = made()
+    round_trip(before, after)
+    assert torch.equal(after["model"].weight, before["model"].weight)
+    assert torch.equal(after["best"]["weight"], before["best"]["weight"])
+    assert after["lists"] == [[1], [2]]
+
+
+def test_what_cannot_be_written_to_is_replaced() -> None:
+    with torch.inference_mode():
+        measured = torch.zeros(2)
+    fixed = numpy.zeros(2)
+    fixed.flags.writeable = False
+    ones = {"a": torch.ones(2), "b": torch.ones(2), "c": numpy.ones(2), "d": torch.ones(2)}
+    entry = {"a": measured, "b": torch.zeros(1).expand(2), "c": fixed, "d": torch.zeros(3)}
+    round_trip({"e": ones}, {"e": entry})
+    assert all(each.tolist() == [1.0, 1.0] for each in entry.values())
+
+
+def test_an_optimizer_s_states_keep_their_type() -> None:
+    """torch casts them to that of the parameter."""
+
+    class Averages(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["average"] = torch.full((2,), 1 / 3)
+
+    def made() -> Averages:
+        return Averages([nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], lr=0.1)
+
+    before, after = made(), made()
+    before.step()
+    round_trip({"o": before}, {"o": after})
+    (state,) = after.state.values()
+    assert state["average"].dtype is torch.float32
+    assert state["average"].tolist() == torch.full((2,), 1 / 3).tolist()
 
 
 def test_a_model_that_has_become_another_one_is_refused() -> None:
     blob = kept({"m": nn.Linear(2, 2)})
     with pytest.raises(SnapshotError, match="has the shape"):
-        _objects.load({"m": nn.Linear(3, 2)}, blob)
+        load({"m": nn.Linear(3, 2)}, blob)
     with pytest.raises(SnapshotError, match="other names"):
-        _objects.load({"m": nn.Linear(2, 2, bias=False)}, blob)
+        load({"m": nn.Linear(2, 2, bias=False)}, blob)
     first, second = ([_objects.state_of(nn.Linear(width, 2))] for width in (2, 3))
     assert layout_of(first) != layout_of(second)
 

@@ -85,6 +85,7 @@ class Interrupter:
         self._outermost: CodeType | None = None  # that has called the function
         self._native_id = os.getpid()  # the main thread's
         self._is_ending = False  # no section is under way, and none will be
+        self._leaving_since: float | None = None
         self._ahead: _Attempt | None = None  # what ``raise_ahead`` has done in this iteration
         self._gate = _Gate()
         self._main_is_out = _WakeUp()  # wakes the monitor thread
@@ -144,6 +145,14 @@ class Interrupter:
         finally:
             gate.leave()
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the main thread goes on although all clean-up has had its time: it swallows what
+        is raised again and again, in a loop. Its moves are no progress any more. Any thread.
+        """
+        since = self._leaving_since
+        return since is not None and time.monotonic() - since > self._patience_s
+
     # --- monitor thread -----------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -188,8 +197,12 @@ class Interrupter:
         ``wake`` is the signal that ends system calls (``None``: there is none to use);
         ``unblock`` is called with the main thread's frame when it still has not moved.
         """
-        with self._announced():
-            self._raise_until_out(wake, unblock)
+        self._leaving_since = time.monotonic()
+        try:
+            with self._announced():
+                self._raise_until_out(wake, unblock)
+        finally:
+            self._leaving_since = None
 
     @contextlib.contextmanager
     def _announced(self) -> Iterator[None]:

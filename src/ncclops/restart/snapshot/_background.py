@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ncclops.restart._store.client import AdditionUnknown, StoreClient
+from ncclops.restart._store.client import StoreClient
 from ncclops.restart.snapshot._errors import SnapshotError
 
 if TYPE_CHECKING:
@@ -160,10 +160,3 @@ class Background:
             if handed is not None:
                 return handed
         raise Closed
-
-    def count(self, key: str) -> int:
-        """Add one to ``key``: the sum. The thread alone. Raises ``SnapshotError``."""
-        try:
-            return self.client.add(key, 1)
-        except AdditionUnknown as error:
-            raise SnapshotError(f"whether this rank was counted is not known: {error}") from error

@@ -198,7 +198,8 @@ def _local(path: str, leaf: Any) -> tuple[Tensor, dict[str, Any] | None]:
             "part": _part_of_mesh(leaf),
         }
         leaf = leaf.to_local()
-    if type(leaf) is not torch.Tensor and not isinstance(leaf, torch.nn.Parameter):
+    is_plain = type(leaf) is torch.Tensor or isinstance(leaf, torch.nn.Parameter)
+    if not is_plain or leaf.is_nested:
         raise SnapshotError(
             f"{path[:200]} is a {type(leaf).__qualname__}, a kind of tensor that snapshots do not "
             "keep: give them its plain tensors"

@@ -1,13 +1,16 @@
 """What a user gives to be kept, and how its state is read and put back, in place.
 
 A module's tensors are copied into those that it has: no second model is on the device at any time,
-and whoever refers to a parameter goes on with it. Optimizers, schedulers, samplers and whatever
-else has ``state_dict`` and ``load_state_dict`` get a copy on the host; an optimizer moves it to its
-parameters' device itself.
+and whoever refers to a parameter goes on with it. What its ``state_dict`` has made for the occasion
+(extra state, copies by a hook) goes through its ``load_state_dict``. Optimizers, schedulers,
+samplers and whatever else has both get a copy on the host; an optimizer moves it to its parameters'
+device itself. In dictionaries and lists tensors, arrays and inner containers stay the objects that
+they are, as the function may hold them elsewhere: ``{"model": model.state_dict()}``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 # How a mesh is found again: by the names of its dimensions, where it has some, as the number of
 # replicas may have changed; otherwise by its shape. And by its type of device.
 _MESH = tuple[tuple[object, ...], str]
+# How torch ends the name of what get_extra_state() gives: often a tensor, of any size.
+_EXTRA_STATE = "_extra_state"
 
 
 def check(entries: Mapping[str, Any]) -> None:
@@ -49,7 +54,13 @@ def fixed_states(entries: Mapping[str, Any]) -> list[Any]:
     for entry in entries.values():
         if isinstance(entry, torch.nn.Module):
             state = entry.state_dict()
-            found.append({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+            found.append(
+                {
+                    k: v
+                    for k, v in state.items()
+                    if isinstance(v, torch.Tensor) and not k.endswith(_EXTRA_STATE)
+                }
+            )
         elif isinstance(entry, torch.Tensor):
             found.append(entry)
     return found
@@ -75,8 +86,9 @@ def _address(tensor: Any) -> int:
     return int(local.data_ptr())
 
 
-def load(entries: Mapping[str, Any], blob: Blob) -> None:
-    """Put the state in ``blob`` back into ``entries``, in place.
+def load(entries: Mapping[str, Any], blob: Blob, all_entries: Mapping[str, Any]) -> None:
+    """Put the state in ``blob`` back into ``entries``, in place. ``all_entries`` has also those
+    that are kept in another blob.
 
     Raises ``SnapshotError`` where an entry has become another one than that which was kept.
     """
@@ -86,17 +98,17 @@ def load(entries: Mapping[str, Any], blob: Blob) -> None:
     kept = unpack(blob, _Kept)
     if set(kept) != set(entries):
         raise SnapshotError(f"kept was {sorted(kept)}, and to be restored is {sorted(entries)}")
+    in_place = _InPlace(meshes, all_entries)
     with torch.no_grad():
         for name, entry in entries.items():
             if isinstance(entry, torch.nn.Module):
-                _load_module(name, entry, kept[name])
+                _load_module(name, entry, kept[name], meshes)
             elif isinstance(entry, torch.Tensor):
                 _copy_into(name, entry, kept[name])
-            elif isinstance(entry, dict):
-                entry.clear()
-                entry.update(_copies(kept[name], meshes))
-            elif isinstance(entry, list):
-                entry[:] = _copies(kept[name], meshes)
+            elif isinstance(entry, dict | list):
+                in_place.fill(entry, kept[name])
+            elif isinstance(entry, torch.optim.Optimizer):
+                _load_optimizer(entry, kept[name], meshes)
             else:
                 entry.load_state_dict(_copies(kept[name], meshes))
 
@@ -112,19 +124,123 @@ class _Kept:
         return self.tensor.numpy()
 
 
-def _load_module(name: str, module: Any, kept: Any) -> None:
+def _load_module(name: str, module: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
     present = module.state_dict()
     if set(present) != set(kept):
         other = sorted(set(present) ^ set(kept))
         raise SnapshotError(f"{name!r} has other names than were kept: {other[:4]}")
+    own = {_storage(each) for each in (*module.parameters(), *module.buffers())}
     rest = {}
     for key, value in kept.items():
-        if isinstance(value, _Kept):
+        is_own = not key.endswith(_EXTRA_STATE) and _storage(present[key]) in own
+        if isinstance(value, _Kept) and is_own:
             _copy_into(f"{name}.{key}", present[key], value)
         else:
-            rest[key] = _copies(value, {})
-    if rest:  # get_extra_state()
-        module.load_state_dict(rest, strict=False)
+            rest[key] = _copies(value, meshes)
+    if rest:
+        told = module.load_state_dict(rest, strict=False)
+        if refused := getattr(told, "unexpected_keys", None):
+            raise SnapshotError(f"{name!r} does not load what it has given: {refused[:4]}")
+
+
+def _storage(tensor: Any) -> int | None:
+    """Where the memory begins that ``tensor`` is in; ``None`` where it is no ordinary tensor."""
+    import torch
+
+    local = tensor.to_local() if is_sharded(tensor) else tensor
+    if not isinstance(local, torch.Tensor) or local.layout != torch.strided:
+        return None
+    return int(local.untyped_storage().data_ptr())
+
+
+def _load_optimizer(optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
+    """torch casts each state to the type of its parameter: an average in fp32 to bf16."""
+    import torch
+
+    optimizer.load_state_dict(_copies(kept, meshes))
+    loaded = optimizer.state_dict().get("state", {})  # the dictionaries that the optimizer has
+    for parameter, states in kept.get("state", {}).items():
+        for name, value in states.items() if isinstance(states, dict) else ():
+            now = loaded.get(parameter, {}).get(name)
+            cast = isinstance(value, _Kept) and isinstance(now, torch.Tensor)
+            if cast and now.dtype != value.tensor.dtype:
+                loaded[parameter][name] = _copy(value, meshes).to(now.device)
+
+
+class _InPlace:
+    """Puts state back into dictionaries and lists, of which every object stays that it can.
+
+    An object that two places have, such as one that stands for a value which is not there yet, or a
+    parameter of a module that is kept as well, has one value: the second place gets one of its own.
+    """
+
+    def __init__(self, meshes: Mapping[_MESH, Any], all_entries: Mapping[str, Any]) -> None:
+        self._meshes = meshes
+        self._written = {
+            _address(each) for each in _loaded_elsewhere(all_entries) if _storage(each) is not None
+        }
+
+    def fill(self, present: Any, kept: Any) -> None:
+        """Put ``kept``, a dictionary, a list or an array, into ``present``."""
+        if isinstance(kept, dict):
+            content = {key: self._put(present.get(key), value) for key, value in kept.items()}
+            present.clear()
+            present.update(content)
+        elif isinstance(kept, list):
+            there = [*present, *[None] * len(kept)]
+            present[:] = [self._put(was, value) for was, value in zip(there, kept, strict=False)]
+        else:
+            present[...] = kept
+
+    def _put(self, present: Any, kept: Any) -> Any:
+        """What stands in the place of ``present`` from now on."""
+        if isinstance(kept, _Kept):
+            return self._tensor(present, kept)
+        if isinstance(kept, tuple) and type(present) is tuple and len(present) == len(kept):
+            return tuple(map(self._put, present, kept))
+        if not _is_alike(present, kept) or self._was_written(id(present)):
+            return _copies(kept, self._meshes)
+        self.fill(present, kept)
+        return present
+
+    def _tensor(self, present: Any, kept: _Kept) -> Any:
+        import torch
+
+        fits = (
+            isinstance(present, torch.Tensor)
+            and not present.is_inference()
+            and is_sharded(present) == (kept.row.sharded is not None)
+        )
+        local = (present.to_local() if is_sharded(present) else present) if fits else None
+        if (
+            local is None
+            or (local.dtype, local.shape) != (kept.tensor.dtype, kept.tensor.shape)
+            or 0 in local.stride()  # expanded: several elements are one
+            or self._was_written(_address(present))
+        ):
+            return _copy(kept, self._meshes)
+        local.copy_(kept.tensor)
+        return present
+
+    def _was_written(self, where: int) -> bool:
+        """Whether it was before; it is now."""
+        before = where in self._written
+        self._written.add(where)
+        return before
+
+
+def _is_alike(present: Any, kept: Any) -> bool:
+    """Whether ``kept``, of a dictionary, a list or an array, can be put into ``present``."""
+    if isinstance(kept, dict | list):
+        return isinstance(present, type(kept))
+    numpy = sys.modules.get("numpy")
+    return (
+        numpy is not None
+        and isinstance(kept, numpy.ndarray)
+        and isinstance(present, numpy.ndarray)
+        and (present.dtype, present.shape) == (kept.dtype, kept.shape)
+        and bool(present.flags.writeable)
+    )
 
 
 def _copy_into(name: str, target: Any, kept: Any) -> None:
@@ -194,6 +310,18 @@ def _placement(text: str) -> Any:
     if head in ("S", "Shard") and number.isdecimal():
         return Shard(int(number))
     raise SnapshotError(f"a tensor was kept with the placement {text!r}: only shards and replicas")
+
+
+def _loaded_elsewhere(entries: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a state is put into where it is not that of a dictionary or a list."""
+    import torch
+
+    for entry in entries.values():
+        if isinstance(entry, torch.nn.Module):
+            yield from entry.parameters()
+            yield from entry.buffers()
+        elif isinstance(entry, torch.Tensor):
+            yield entry
 
 
 def _meshes(entries: Mapping[str, Any]) -> dict[_MESH, Any]:

@@ -160,8 +160,9 @@ def _offers(seats: Sequence[Seat], excluded: frozenset[Any]) -> dict[Moment, lis
     found: dict[Moment, list[_Offer]] = {}
     for seat in sorted(seats, key=lambda each: each.role):
         for holding in seat.holdings:
+            offers = found.setdefault(holding.label.moment, [])
             if (seat.role, holding.label) not in excluded:
-                found.setdefault(holding.label.moment, []).append(_Offer(seat, holding))
+                offers.append(_Offer(seat, holding))
     return found
 
 

@@ -30,10 +30,10 @@ class Restored:
 
     def __str__(self) -> str:
         """One line for a log."""
-        if self.step is None:
-            return "no state to restore: training begins"
-        told = ", ".join(f"{source.value} {count}" for source, count in self.ranks.items())
         passed = f"; passed over {self.passed_over}" if self.passed_over else ""
+        if self.step is None:
+            return f"no state to restore: training begins{passed}"
+        told = ", ".join(f"{source.value} {count}" for source, count in self.ranks.items())
         return f"step {self.step} from {self.source.value} (all ranks: {told}){passed}"
 
 

@@ -7,13 +7,16 @@ behind. Keys of a round, below the prefix of the restore that it follows:
 
 ======================  ========================================================================
 ``round/<n>/costs``     a log: what the snapshot has cost each rank
-``round/<n>/count``     how many ranks have reported
-``round/<n>/done``      from the rank that was the last: the interval after the next snapshot
+``round/<n>/count``     how many ranks have reported, or more: a rank whose connection was lost in
+                        the addition counts again, so the log says whether all have
+``round/<n>/done``      from a rank that was the last: the interval after the next snapshot; from
+                        one that cannot complete its own: ``failed``, and no rank takes another
 ======================  ========================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -24,7 +27,7 @@ from datetime import timedelta
 
 from ncclops.restart.snapshot._background import Background, Closed
 from ncclops.restart.snapshot._blobs import Blob
-from ncclops.restart.snapshot._errors import PeerError
+from ncclops.restart.snapshot._errors import PeerError, SnapshotError
 from ncclops.restart.snapshot._pace import Cost, interval
 from ncclops.restart.snapshot._wire import Address, Connection
 
@@ -33,6 +36,7 @@ log = logging.getLogger("ncclops.restart")
 _CONNECTS_WITHIN_S = 10.0
 # Rounds of an iteration last as long as training does; whoever is late is a fault of its own.
 _NEVER = timedelta(days=365)
+_FAILED = "failed"
 
 
 class Partner:
@@ -95,6 +99,7 @@ class Rounds:
         self,
         background: Background,
         prefix: str,
+        role: int,
         world: int,
         partner: Partner | None,
         decide: Callable[[Sequence[Cost]], int],
@@ -102,6 +107,7 @@ class Rounds:
     ) -> None:
         self._background = background
         self._prefix = prefix
+        self._role = role
         self._world = world
         self.partner = partner
         self._decide = decide
@@ -109,6 +115,18 @@ class Rounds:
 
     def run(self, each: Round, blobs: Sequence[Blob], sent: Sequence[Blob]) -> None:
         """Complete ``blobs``, have the partner keep ``sent``, and report."""
+        try:
+            self._run(each, blobs, sent)
+        except Closed:
+            raise
+        except Exception:
+            # The others would wait for this rank in their next ``take``, and it for them in a
+            # collective until that is a hang.
+            with contextlib.suppress(Exception):
+                self._background.client.set(f"{self._prefix}/round/{each.number}/done", _FAILED)
+            raise
+
+    def _run(self, each: Round, blobs: Sequence[Blob], sent: Sequence[Blob]) -> None:
         for blob in blobs:
             for event in blob.waits_for:
                 event.synchronize()
@@ -137,12 +155,19 @@ class Rounds:
 
     def _report(self, number: int, cost: Cost) -> int:
         client, key = self._background.client, f"{self._prefix}/round/{number}"
-        client.append(f"{key}/costs", json.dumps([cost.step_s, cost.cost_s, cost.busy_s]))
-        if self._background.count(f"{key}/count") == self._world:
-            costs = [Cost(*json.loads(line)) for line in client.read_log(f"{key}/costs")]
-            client.set(f"{key}/done", str(self._decide(costs)))
-            self._clear_up(number - 2)
-        return int(self._background.wait_for_key(f"{key}/done", _NEVER))
+        client.append(
+            f"{key}/costs", json.dumps([self._role, cost.step_s, cost.cost_s, cost.busy_s])
+        )
+        if client.add(f"{key}/count", 1, repeatable=True) >= self._world:
+            lines = map(json.loads, client.read_log(f"{key}/costs"))
+            costs = {role: Cost(*rest) for role, *rest in lines}
+            if len(costs) == self._world:
+                client.set(f"{key}/done", str(self._decide(list(costs.values()))))
+                self._clear_up(number - 2)
+        done = self._background.wait_for_key(f"{key}/done", _NEVER)
+        if done == _FAILED:
+            raise SnapshotError("a rank could not complete its own")
+        return int(done)
 
     def _clear_up(self, number: int) -> None:
         """Everybody has read what was told in this round."""

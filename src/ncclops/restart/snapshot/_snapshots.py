@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import socket
 import time
@@ -66,7 +67,9 @@ class _Iteration:
     rounds: Rounds
     copier: Copier
     layouts: Mapping[str, str]
+    epoch: int  # of the next snapshot
     meter: Meter = field(default_factory=Meter)
+    newest: int = -1  # the step of the latest one
     calls: int = 0
     next_call: int = 1  # the call of ``take`` that takes the next snapshot
     interval: int = FIRST_INTERVAL  # from that one to the one after it
@@ -146,6 +149,7 @@ class Snapshots:
         if not 0 < budget <= 1:
             raise ValueError(f"budget={budget}: a share of the time, above 0 and up to 1")
         _objects.check(state)
+        self._state = dict(state)
         self._entries = {
             unit: entries
             for unit, entries in (
@@ -204,7 +208,8 @@ class Snapshots:
             restored = self._from_checkpoint(memory, agreement, agreed.order, timeout)
         else:
             restored = self._from_memory(memory, agreed)
-        log.info("%s", restored)
+        is_behind = agreed.order.moment is None and agreed.order.missing
+        log.log(logging.WARNING if is_behind else logging.INFO, "%s", restored)
         return restored
 
     def _place(self, call: _calls.Call | None) -> _Place:
@@ -268,17 +273,27 @@ class Snapshots:
             partner = Partner(background, *order.partner)
         interval = self._every or order.interval or FIRST_INTERVAL
         decide = decided_by(self._every, self._budget, interval)
-        rounds = Rounds(background, place.prefix, place.world, partner, decide, place.aborted)
+        rounds = Rounds(
+            background, place.prefix, place.role, place.world, partner, decide, place.aborted
+        )
         copier = memory.copier = Copier(overlaps=self._overlap)
         return _Iteration(
-            place, memory, order, background, rounds, copier, layouts, interval=interval
+            place,
+            memory,
+            order,
+            background,
+            rounds,
+            copier,
+            layouts,
+            order.epoch,
+            interval=interval,
         )
 
     def _from_memory(self, memory: Memory, agreed: Agreed) -> Restored:
         now, order = self._in_iteration(), agreed.order
         assert order.moment is not None
         for unit, entries in self._entries.items():
-            _objects.load(entries, agreed.blobs[unit])
+            _objects.load(entries, agreed.blobs[unit], self._state)
         for unit, blob in agreed.blobs.items():
             memory.keep_only(unit, blob)
         memory.keep_copies_of(order.moment, list(agreed.blobs.values()))
@@ -304,6 +319,8 @@ class Snapshots:
         if self._checkpoint is None:
             return restored_by(order, None, {})
         step = self._checkpoint()
+        if step is not None:
+            step = operator.index(step)
         steps = now.background.result_of(
             lambda: agreement.compare(now.place.role, "checkpoint", step), timeout
         )
@@ -323,9 +340,14 @@ class Snapshots:
         the snapshot before, if that is not complete on all ranks yet: that is measured, and longer
         intervals follow.
 
-        Raises ``SnapshotError`` before ``restore()``, and for a state that cannot be kept.
+        A step that is not above that of the snapshot before is gone back to: the earlier snapshots
+        are of what was given up.
+
+        Raises ``SnapshotError`` before ``restore()``, and for a state that cannot be kept, and
+        ``TypeError`` for a step that is no whole number.
         """
         entered = time.monotonic()
+        step = operator.index(step)  # of numpy or torch it would be no JSON, for the others
         now = self._in_iteration()
         now.calls += 1
         under_way = now.round is not None and not now.round.is_reported
@@ -340,6 +362,9 @@ class Snapshots:
             log.warning("no more snapshots until the next restart: %s", now.stopped)
             return False
         now.meter.began(time.monotonic())
+        if step <= now.newest:  # training has gone back, or counts something else than steps
+            now.epoch += 1
+        now.newest = step
         blobs = {unit: self._copy(now, unit, step) for unit in self._entries}
         for unit, blob in blobs.items():
             now.memory.keep(unit, blob)
@@ -356,7 +381,7 @@ class Snapshots:
         blob = Blob(header, self._buffer(now, unit, nbytes, sources))
         blob.draft = Label(
             unit=unit,
-            epoch=now.order.epoch,
+            epoch=now.epoch,
             step=step,
             role=now.place.role,
             world=now.place.world,
@@ -366,8 +391,7 @@ class Snapshots:
             nbytes=nbytes,
             digest="",
         )
-        every_entry = {k: v for entries in self._entries.values() for k, v in entries.items()}
-        now.copier.copy(blob, rows, sources, _objects.changed_by_steps(every_entry))
+        now.copier.copy(blob, rows, sources, _objects.changed_by_steps(self._state))
         return blob
 
     def _buffer(self, now: _Iteration, unit: str, nbytes: int, sources: Sequence[Tensor]) -> Tensor:

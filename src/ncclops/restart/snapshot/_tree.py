@@ -107,12 +107,13 @@ def _encode_foreign(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any
 def _encode_numpy(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any:
     import numpy
 
-    if isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
+    is_array = isinstance(value, numpy.ndarray | numpy.generic)
+    if is_array and not value.dtype.hasobject and value.dtype.names is None:
         shape, kind = list(value.shape), value.dtype.str
         raw = numpy.frombuffer(value.tobytes(), dtype=numpy.uint8)
         leaves.append((path, raw.copy()))
         return {"array": [len(leaves) - 1, kind, shape, isinstance(value, numpy.generic)]}
-    raise SnapshotError(f"{path[:200]} is an array of objects, which snapshots do not keep")
+    raise SnapshotError(f"{path[:200]} is an array of objects or records: not kept")
 
 
 def _decode(node: Any, leaves: Sequence[Any], depth: int) -> Any:

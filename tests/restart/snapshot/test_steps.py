@@ -1,0 +1,100 @@
+"""The step that a training loop tells: which snapshot is the newest, and what is no step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import distributed as dist
+
+from ncclops.restart.snapshot import Restored, Snapshots
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    """A server in this process: one rank, without a wrapped function."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Training:
+    """Of one rank, in one process: ``restore`` begins the next iteration, with new objects."""
+
+    def __init__(self, store: dist.Store, name: str) -> None:
+        self.store, self.name, self.iteration = store, name, 0
+
+    def restore(self, **options: Any) -> Restored:
+        self.value = torch.zeros(())
+        self.iteration += 1
+        self.snapshots = Snapshots(
+            {"value": self.value},
+            every=1,
+            store=dist.PrefixStore(f"{self.iteration}", self.store),
+            name=self.name,
+            **options,
+        )
+        return self.snapshots.restore()
+
+    def take(self, step: Any, value: float) -> None:
+        self.value.fill_(value)
+        assert self.snapshots.take(step)
+        assert self.snapshots.wait()
+
+
+def test_a_step_that_is_gone_back_to_is_newer_than_those_that_were_given_up(
+    store: dist.Store,
+) -> None:
+    """After a spike of the loss a loop goes on from a checkpoint of its own."""
+    training = Training(store, "back")
+    training.restore()
+    training.take(7, 1.0)
+    training.take(3, 2.0)
+    assert training.restore().step == 3
+    assert training.value.item() == 2.0
+
+
+def test_of_two_snapshots_of_one_step_the_last_is_restored(store: dist.Store) -> None:
+    """A loop that counts epochs: all ranks have to take the same of the two."""
+    training = Training(store, "same")
+    training.restore()
+    training.take(1, 1.0)
+    (first,) = training.snapshots._now.memory.own()  # type: ignore[union-attr]
+    training.take(1, 2.0)
+    newest, _ = training.snapshots._now.memory.own()  # type: ignore[union-attr]
+    assert first.label is not None
+    assert newest.label is not None
+    assert newest.label.moment > first.label.moment
+    assert training.restore().step == 1
+    assert training.value.item() == 2.0
+
+
+@pytest.mark.parametrize("step", [numpy.int64(3), torch.tensor(3)])
+def test_a_step_of_numpy_or_torch_is_restored(store: dist.Store, step: Any) -> None:
+    training = Training(store, f"kind-{type(step).__name__}")
+    training.restore()
+    training.take(step, 5.0)
+    restored = training.restore()
+    assert (restored.step, training.value.item()) == (3, 5.0)
+    loads = Training(store, f"checkpoint-{type(step).__name__}")
+    assert loads.restore(checkpoint=lambda: step).step == 3
+
+
+def test_a_step_that_is_no_whole_number_is_refused(store: dist.Store) -> None:
+    training = Training(store, "float")
+    training.restore()
+    with pytest.raises(TypeError):
+        training.snapshots.take(1.5)  # type: ignore[arg-type]
+
+
+def test_that_nothing_in_memory_could_be_restored_is_a_warning(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training(store, "damaged")
+    training.restore()
+    assert not caplog.records, "nothing was there yet"
+    training.take(4, 1.0)
+    training.snapshots._now.memory.own()[0].buffer[0] += 1  # type: ignore[union-attr]
+    assert training.restore().step is None
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
+    assert "passed over" in caplog.records[-1].message
