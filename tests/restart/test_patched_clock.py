@@ -43,6 +43,7 @@ def test_the_monitor_process_is_shown_the_real_clock(real: Callable[[], float]) 
         cast("MonitorProcess", monitor),
         timedelta(seconds=1),
         timedelta(seconds=30),
+        lambda: True,
         lambda _: None,
         lambda: looks.append(real()),
     )
