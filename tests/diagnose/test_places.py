@@ -95,7 +95,9 @@ def test_a_rank_in_our_own_code_is_outside_of_its_script_and_not_without_a_stack
     assert replace(outside, frames=torchs).place == f"in {torchs[0]}"
 
 
-@pytest.mark.parametrize("tid", [2**22 + 1, threading.get_native_id()])
+@pytest.mark.parametrize(
+    "tid", [2**22 + 1, threading.get_native_id()], ids=["of nobody", "of this process"]
+)
 def test_a_rank_that_has_become_another_program_is_said_to_be_one(tmp_path: Path, tid: int) -> None:
     """After an exec the process is there, its threads and descriptors are not. This one stands for
     it, with a thread that no process can have; with a thread of its own nothing is claimed."""

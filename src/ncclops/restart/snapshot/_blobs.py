@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclops.restart.snapshot._errors import SnapshotError
 from ncclops.restart.snapshot._planning import Label
+from ncclops.restart.snapshot._room import local_ranks
 from ncclops.restart.snapshot._tree import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -84,10 +85,7 @@ def digest(header: bytes, content: memoryview, threads: int = 1) -> str:
 def checking_threads() -> int:
     """This rank's share of the cores, while nothing else is done than to check."""
     cores = len(os.sched_getaffinity(0))
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(
-        1, min(_MOST_CHECKING_THREADS, cores // max(1, int(ranks) if ranks.isdecimal() else 1))
-    )
+    return max(1, min(_MOST_CHECKING_THREADS, cores // local_ranks()))
 
 
 def is_intact(blob: Blob) -> bool:

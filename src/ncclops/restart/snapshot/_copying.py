@@ -18,17 +18,26 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclops.restart.snapshot._blobs import Blob, Row, tensor_of
+from ncclops.restart.snapshot._errors import NoRoom
+from ncclops.restart.snapshot._room import available_bytes, check, local_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def make_buffer(nbytes: int, sources: Iterable[Tensor]) -> Tensor:
-    """On the host; pinned where one of ``sources`` is on a GPU. All of it is in memory."""
+    """On the host; pinned where one of ``sources`` is on a GPU. All of it is in memory.
+
+    Raises ``NoRoom``.
+    """
     import torch
 
+    check(nbytes, available_bytes(), local_ranks())
     pinned = any(each.is_cuda for each in sources)
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).zero_()
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).zero_()
+    except RuntimeError as error:  # a limit of the process, or of what may be pinned
+        raise NoRoom(f"{nbytes / 2**30:.3g} GiB of memory: {error}") from error
 
 
 class Copier:

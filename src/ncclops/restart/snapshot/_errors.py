@@ -4,7 +4,8 @@
 
     RestartError
     └── SnapshotError        what was asked for cannot be kept, or cannot be restored
-        └── PeerError        another rank does not answer, refuses, or sends something else
+        ├── PeerError        another rank does not answer, refuses, or sends something else
+        └── NoRoom           the host has not enough memory; snapshots stop, and training goes on
 """
 
 from __future__ import annotations
@@ -18,3 +19,7 @@ class SnapshotError(RestartError):
 
 class PeerError(SnapshotError):
     """Another rank does not answer, refuses, or sends what was not asked for."""
+
+
+class NoRoom(SnapshotError):
+    """The host has not enough memory for a snapshot."""

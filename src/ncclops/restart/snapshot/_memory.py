@@ -18,6 +18,7 @@ from ncclops.restart import _calls
 from ncclops.restart._interrupt.delicate import holds_a_lock
 from ncclops.restart.snapshot._blobs import Blob
 from ncclops.restart.snapshot._planning import Holding, Label, Moment
+from ncclops.restart.snapshot._room import available_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,9 +149,7 @@ class Memory:
 
     def _limit(self) -> int:
         if self.most_copied is None:
-            import psutil
-
-            self.most_copied = psutil.virtual_memory().available // 2
+            self.most_copied = available_bytes() // 2
         return self.most_copied
 
     # --- both -----------------------------------------------------------------------------------

@@ -122,9 +122,13 @@ class Rounds:
         except Exception:
             # The others would wait for this rank in their next ``take``, and it for them in a
             # collective until that is a hang.
-            with contextlib.suppress(Exception):
-                self._background.client.set(f"{self._prefix}/round/{each.number}/done", _FAILED)
+            self.give_up(each.number)
             raise
+
+    def give_up(self, number: int) -> None:
+        """Tell the others that this rank does not complete its own."""
+        with contextlib.suppress(Exception):
+            self._background.client.set(f"{self._prefix}/round/{number}/done", _FAILED)
 
     def _run(self, each: Round, blobs: Sequence[Blob], sent: Sequence[Blob]) -> None:
         for blob in blobs:

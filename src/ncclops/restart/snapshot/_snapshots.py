@@ -24,7 +24,7 @@ from ncclops.restart.snapshot._blobs import (
     layout_of,
 )
 from ncclops.restart.snapshot._copying import Copier, make_buffer
-from ncclops.restart.snapshot._errors import SnapshotError
+from ncclops.restart.snapshot._errors import NoRoom, SnapshotError
 from ncclops.restart.snapshot._memory import Memory, memory_of
 from ncclops.restart.snapshot._pace import FIRST_INTERVAL, VARIABLE, Meter, Often
 from ncclops.restart.snapshot._planning import OWN, SHARED, Label, Moment, Seat, Source
@@ -76,6 +76,10 @@ class _Iteration:
     round: Round | None = None
     taken: int = 0
     stopped: str = ""  # why no more snapshots are taken
+
+    @property
+    def next_round(self) -> int:
+        return 0 if self.round is None else self.round.number + 1
 
 
 class Snapshots:
@@ -365,7 +369,13 @@ class Snapshots:
         if step <= now.newest:  # training has gone back, or counts something else than steps
             now.epoch += 1
         now.newest = step
-        blobs = {unit: self._copy(now, unit, step) for unit in self._entries}
+        try:
+            blobs = {unit: self._copy(now, unit, step) for unit in self._entries}
+        except NoRoom as error:
+            now.stopped = f"snapshot {now.next_round} of this iteration: {error}"
+            log.warning("no more snapshots until the next restart: %s", now.stopped)
+            now.background.submit(lambda: now.rounds.give_up(now.next_round))
+            return False
         for unit, blob in blobs.items():
             now.memory.keep(unit, blob)
         sent = [blob for unit, blob in blobs.items() if unit in now.order.copied]
@@ -406,7 +416,7 @@ class Snapshots:
         return made
 
     def _start_round(self, now: _Iteration, blobs: list[Blob], sent: list[Blob]) -> None:
-        following = Round(0 if now.round is None else now.round.number + 1)
+        following = Round(now.next_round)
         rounds = now.rounds
         now.background.submit(lambda: rounds.run(following, blobs, sent))
         now.round = following
