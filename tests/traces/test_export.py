@@ -323,7 +323,8 @@ def test_an_answer_without_an_end_is_not_waited_for(
         (["--endpoint", "http://a:b"], {}, "--endpoint is no URL"),
         ([], {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "only http/protobuf"),
         ([], {"OTEL_SDK_DISABLED": "true"}, "OTEL_SDK_DISABLED=true"),
-        ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "collector:4318"),
+        ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "s3cret:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT is no"),
+        ([], {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "file:///s3cret"}, "TRACES_ENDPOINT is no URL"),
         ([], {"OTEL_SPAN_EVENT_COUNT_LIMIT": "many"}, "OTEL_SPAN_EVENT_COUNT_LIMIT"),
     ],
 )
@@ -337,6 +338,7 @@ def test_settings_that_cannot_be_followed_are_one_line(
     done = ncclops_in_process("export-traces", run_dir, *arguments, env=environ)
     assert (done.returncode in (1, 2), done.stdout, done.stderr.count("\n")) == (True, "", 1)
     assert expected in done.stderr
+    assert "s3cret" not in done.stderr
 
 
 def test_a_run_that_has_not_begun_is_one_line(ncclops_in_process: Export, run_dir: Path) -> None:

@@ -30,6 +30,7 @@ _AT_ONCE = 500  # spans in a request: a collector takes a few MiB
 _REQUEST_LIMIT_S = 10.0  # where the exporter asks for none
 _REDIRECTS = 300  # this number, and what is above it, took nothing
 _LATEST_NS = 2**64 - 1
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
@@ -46,7 +47,11 @@ def send(trace: Trace, endpoint: str | None) -> int:
     where the collector does not take the spans.
     """
     _check_variables()
-    url = None if endpoint is None else _url(endpoint)
+    if endpoint is not None:
+        _check_url("--endpoint", endpoint)
+    elif (name := next(filter(os.environ.get, _ENDPOINTS), None)) is not None:
+        _check_url(name, os.environ[name])
+    url = None if endpoint is None else _url_of_traces(endpoint)
     with _words() as words:
         try:
             made = _spans(trace)
@@ -67,14 +72,18 @@ def send(trace: Trace, endpoint: str | None) -> int:
     return len(made)
 
 
-def _url(endpoint: str) -> str:
+def _check_url(name: str, url: str) -> None:
+    """Of what is refused nothing is shown: it may hold a password or a token."""
     try:
-        parts = urlsplit(endpoint)
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable:
-        raise UsageError("--endpoint is no URL of a collector: give one as http://collector:4318")
+        raise UsageError(f"{name} is no URL of a collector: give one as http://collector:4318")
+
+
+def _url_of_traces(endpoint: str) -> str:
     base = endpoint.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
 
