@@ -43,11 +43,15 @@ class DirectoryTaken(UsageError):
         self.path = path
 
 
-def _made_by_a_run(paths: RunPaths) -> tuple[Path, ...]:
-    """What is there of a run whose events are gone; or somebody else has put it there, to have
-    what a job prints appended to another file of its user."""
+def _holds_records(paths: RunPaths) -> bool:
+    """Whether there is something of a run whose events are gone; or somebody else has put it there,
+    to have what a job prints appended to another file of its user."""
     logs = (paths.agent_log, paths.store_log, paths.fork_server_log)
-    return (paths.run, *logs, paths.ranks, paths.control, paths.incidents)
+    places = (paths.run, *logs, paths.ranks, paths.incidents)
+    if any(each.is_symlink() or each.exists() for each in places):
+        return True
+    # A file in its place is only in the way: the run goes on without.
+    return paths.control.is_symlink() or paths.control.is_dir()
 
 
 class RunDirectory:
@@ -94,7 +98,7 @@ class RunDirectory:
                 wanted.mkdir(parents=True, exist_ok=True)
             paths = RunPaths(wanted.resolve())
             reserve = _reserve(paths.root)
-            if any(each.is_symlink() or each.exists() for each in _made_by_a_run(paths)):
+            if _holds_records(paths):
                 raise DirectoryTaken(wanted)
             try:
                 paths.events.touch(exist_ok=False)
