@@ -59,7 +59,8 @@ WAITED_IN = next(
 
 @lanes("nccl-eager", extended=("gloo",))
 @pytest.mark.slow
-@pytest.mark.parametrize("go_on_s", [pytest.param("0", marks=pytest.mark.extended), "2"])
+@pytest.mark.parametrize("go_on_s", ["0", "2"])
+@pytest.mark.extended
 def test_the_ring_goes_on_meanwhile(
     ncclops: Ncclops, tmp_path: Path, go_on_s: str, lane: Lane
 ) -> None:

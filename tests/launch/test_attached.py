@@ -149,6 +149,7 @@ print(f"answer {answer}\\n", end="", flush=True)  # in one piece: rank 0 prints 
     assert termios.tcgetattr(here.slave) == here.before
 
 
+@pytest.mark.extended
 def test_ctrl_c_at_the_prompt_ends_the_run_at_once(
     session: Callable[..., Session], script: Script, tmp_path: Path
 ) -> None:

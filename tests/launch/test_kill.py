@@ -164,6 +164,7 @@ def test_sigkill_of_the_agent_leaves_no_process(
     assert verdict["attempts"] == 1
 
 
+@pytest.mark.extended
 def test_sigkill_of_both_at_once_leaves_no_worker(
     busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
 ) -> None:

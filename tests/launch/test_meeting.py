@@ -82,6 +82,7 @@ def test_a_rank_that_does_not_come_to_the_default_group(
     check(Run(tmp_path / "run"), 1, path, "init_process_group")
 
 
+@pytest.mark.extended
 def test_a_rank_of_another_node_that_does_not_come_to_a_group(
     background: Callable[..., Background],
     script: Callable[[str], Path],

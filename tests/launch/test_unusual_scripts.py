@@ -149,6 +149,7 @@ def test_a_rank_that_stays_after_the_core_gave_up_is_ended(
     assert only_run().verdict["first_failure"]["rank"] == 0
 
 
+@pytest.mark.extended
 def test_a_last_checkpoint_is_not_cut_by_another_rank_that_leaves(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def expect(result: JobResult, source: str, *steps: int) -> None:
         assert step in (newest - 1, newest)
 
 
+@pytest.mark.extended
 def test_an_exception_costs_a_step_or_two(ncclops_job: JobFactory, undisturbed: str) -> None:
     fault = Fault.exception(rank=1, at="step", n=7)
     result = ncclops_job(replicas, world_size=2, args=(STEPS, 1), faults=[fault]).run()

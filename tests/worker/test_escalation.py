@@ -568,6 +568,7 @@ class TestRuns:
         ],
         ids=["an exception", "an exit"],
     )
+    @pytest.mark.extended
     def test_a_final_error_enters_the_script_once(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun, end: str
     ) -> None:
