@@ -54,9 +54,24 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
 CompletedText = subprocess.CompletedProcess[str]
 
 
+@pytest.hookimpl(trylast=True)  # once there is something that writes to the terminal
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are imported: what they say of their own examples is added to it."""
     settings.load_profile("extended" if config.getoption("--extended") else "gate")
+    if (terminal := config.pluginmanager.get_plugin("terminalreporter")) is not None:
+        config.pluginmanager.register(_FailuresAtOnce(terminal))
+
+
+class _FailuresAtOnce:
+    """Names each failure when it happens: a run that is cut off shows no summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\nfailed: {report.nodeid} ({report.when})")
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
