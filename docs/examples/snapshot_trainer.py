@@ -142,9 +142,9 @@ class Trainer:
         while self.step < steps:
             inject_fault(self.step)
             self.train_step(next(batches))
-            self.snapshots.take(self.step + 1)
             receipt.step(self.step)
-            self.step += 1
+            self.step += 1  # before the snapshot, which holds it
+            self.snapshots.take(self.step)
 
     def digest(self) -> str:
         whole = hashlib.sha256(f"{self.tokens}".encode())

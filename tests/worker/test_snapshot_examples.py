@@ -31,8 +31,14 @@ def result_of(output: str) -> str:
     return found
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("example", ["snapshot_ddp", "snapshot_fsdp2", "snapshot_trainer"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param("snapshot_ddp", marks=pytest.mark.extended),
+        pytest.param("snapshot_fsdp2", marks=pytest.mark.extended),
+        "snapshot_trainer",
+    ],
+)
 def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) -> None:
     undisturbed = run(ncclops, example, "none:0:0")
     assert undisturbed.count("no state to restore") == 2
