@@ -131,24 +131,22 @@ class Redactor:
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """``lines`` without secrets, those that span lines included."""
-        inside, name, rest = False, "", iter(lines)
-        while block := list(itertools.islice(rest, _LINES_AT_ONCE)):
-            likely = _that_may_concern("".join(block), rules())
-            for line in block:
-                if inside and _PEM_END.search(line):
-                    inside = False
-                    yield _PEM_END.sub(REDACTED, line)
-                elif inside and _PEM_BODY.match(line):
-                    continue
-                else:
-                    redacted = self._behind_line(name, line) or self._by_rules(line, likely)
-                    inside = redacted != line and _opens_block(line)
-                    name = _name_at_end(name, redacted)
-                    yield (
-                        redacted
-                        if redacted.endswith("\n") or not line.endswith("\n")
-                        else (redacted + "\n")
-                    )
+        inside, name = False, ""
+        for line, likely in _with_likely_rules(lines):
+            if inside and _PEM_END.search(line):
+                inside = False
+                yield _PEM_END.sub(REDACTED, line)
+            elif inside and _PEM_BODY.match(line):
+                continue
+            else:
+                redacted = self._behind_line(name, line) or self._by_rules(line, likely)
+                inside = redacted != line and _opens_block(line)
+                name = _name_at_end(name, redacted)
+                yield (
+                    redacted
+                    if redacted.endswith("\n") or not line.endswith("\n")
+                    else (redacted + "\n")
+                )
 
     def _behind_line(self, name: str, line: str) -> str:
         """``line`` where it is the value of ``name``, the end of the line before; else empty."""
@@ -224,6 +222,14 @@ class Redactor:
 def _that_may_concern(text: str, some: Iterable[RedactionRule]) -> list[RedactionRule]:
     lower = text.lower()
     return [rule for rule in some if any(hint in lower for hint in rule.hints)]
+
+
+def _with_likely_rules(lines: Iterable[str]) -> Iterator[tuple[str, list[RedactionRule]]]:
+    """Each line with the rules that may concern those around it."""
+    rest = iter(lines)
+    while block := list(itertools.islice(rest, _LINES_AT_ONCE)):
+        likely = _that_may_concern("".join(block), rules())
+        yield from ((line, likely) for line in block)
 
 
 def _name_at_end(before: str, line: str) -> str:
