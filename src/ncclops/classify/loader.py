@@ -205,9 +205,9 @@ def _load(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} is not valid TOML: {error}") from error
 
 
-def parse_signatures(text: str, where: str, *, check: bool = True) -> list[Signature]:
+def parse_signatures(text: str, where: str) -> list[Signature]:
     """The signatures of one TOML document; raises ``UsageError`` naming ``where`` and the entry."""
-    return _signatures_in(_parse(text, where), where, check)
+    return _signatures_in(_parse(text, where), where, check=True)
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
