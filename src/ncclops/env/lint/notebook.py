@@ -21,7 +21,8 @@ from ncclops.env.lint.words import NAME, Word
 _Lines = list[tuple[int, str]]
 
 _SETS = re.compile(rf"(\s*)%(?:set_)?env\s+({NAME})(?:\s*=\s*|\s+)(.+)")
-_COMMAND = re.compile(r"(\s*)(?:([\w, ]+)=\s*)?(?:!!?|%(?:system|sx)\s|%time\s+!)(.+)", re.DOTALL)
+_SHELL = r"(\s*)(?:([\w, ]+)=\s*)?(?:!!?|%(?:system|sx)\s|%time\s+!)"
+_BEGINS_COMMAND, _COMMAND = re.compile(_SHELL), re.compile(f"{_SHELL}(.+)", re.DOTALL)
 _MAGIC = re.compile(r"\s*[%?]|\s*[\w.]+\?+\s*$")
 _IS_MAGIC = re.compile(r"^[ \t]*(?:!|%%?[a-z])", re.MULTILINE)
 _SHELL_CELL = re.compile(r"%%(?:bash|sh|!|script\s+(?:\S*/)?(?:ba|z)?sh)\b")
@@ -150,7 +151,7 @@ def _without_magics(cell: _Lines, found: Found) -> Iterator[tuple[int, str]]:
             known = not re.search(r"[${]", value)
             shown = repr(value) if known else "str(value)"
             yield number, f"{setting[1]}os.environ[{setting[2]!r}] = {shown}"
-        elif re.match(r"\s*(?:[\w, ]+=\s*)?(?:!|%(?:system|sx)\s|%time\s+!)", row):
+        elif _BEGINS_COMMAND.match(row):
             rows = [row]
             while rows[-1].endswith("\\") and at < len(cell):
                 rows.append(cell[at][1])
