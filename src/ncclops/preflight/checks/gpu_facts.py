@@ -68,10 +68,18 @@ def has_no_driver(node: Node) -> bool:
 
 def count_on_bus(node: Node) -> int:
     """How many GPUs of NVIDIA PCI has."""
-    vendors = node.files.matching(r"sys/bus/pci/devices/[^/]+/vendor")
-    of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
-    classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
-    return sum(each.startswith(("0x0300", "0x0302")) for each in classes)
+    return len(_on_bus(node))
+
+
+def _on_bus(node: Node) -> list[str]:
+    """The directories of NVIDIA's GPUs among the PCI functions."""
+    top, files = "sys/bus/pci/devices", node.files
+    return [
+        path
+        for path in (f"{top}/{name}" for name in files.names(top))
+        if files.text(f"{path}/vendor") == "0x10de"
+        and (files.text(f"{path}/class") or "").startswith(("0x0300", "0x0302"))
+    ]
 
 
 def of_other_drivers(node: Node) -> dict[str, str]:
@@ -79,15 +87,12 @@ def of_other_drivers(node: Node) -> dict[str, str]:
 
     A vendor's older card for a screen is of another model, and virtual functions are handed out.
     """
-    top, files = "sys/bus/pci/devices", node.files
-    drivers = dict[str, dict[str, str]]()
-    for name in files.names(top):
-        is_gpu = (files.text(f"{top}/{name}/class") or "").startswith(("0x0300", "0x0302"))
-        model = files.text(f"{top}/{name}/device")
-        is_physical = f"{top}/{name}/physfn" not in files
-        if is_gpu and is_physical and model and files.text(f"{top}/{name}/vendor") == "0x10de":
-            held_by = (files.text(f"{top}/{name}/driver") or "").rpartition("/")[2]
-            drivers.setdefault(model, {})[name] = held_by
+    files, drivers = node.files, dict[str, dict[str, str]]()
+    for path in _on_bus(node):
+        model = files.text(f"{path}/device")
+        if model and f"{path}/physfn" not in files:
+            held_by = (files.text(f"{path}/driver") or "").rpartition("/")[2]
+            drivers.setdefault(model, {})[path.rpartition("/")[2]] = held_by
     return {
         name: held_by
         for alike in drivers.values()

@@ -12,6 +12,7 @@ from ncclops.preflight.checks.ports import (
     EMPTY_GID,
     Port,
     by_kind,
+    function_of,
     is_aside,
     is_meant_to_work,
     ports,
@@ -415,13 +416,8 @@ def _kept(node: Node, keepers: Collection[str]) -> dict[str, str]:
 
 
 def _functions(node: Node) -> list[str]:
-    """The PCI functions of the RDMA devices; empty ones where that is not to be seen."""
-    return list(
-        dict.fromkeys(
-            (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
-            for nic in node.nics
-        )
-    )
+    """The PCI functions of the RDMA devices, each once."""
+    return list(dict.fromkeys(map(function_of, node.nics)))
 
 
 def _is_odd_layer(port: Port, node: Node, share: float) -> bool:

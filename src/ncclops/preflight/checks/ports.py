@@ -22,6 +22,11 @@ _UNREAD = "?"
 EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
+def function_of(nic: Nic) -> str:
+    """The PCI function that a device is of; empty where that is not to be seen."""
+    return (nic.files.text(f"sys/class/infiniband/{nic.device}/device") or "").rpartition("/")[2]
+
+
 @dataclass(frozen=True)
 class Port:
     """One port. ``top`` is its directory, ``layer`` InfiniBand, Ethernet or Unspecified (EFA)."""
@@ -141,7 +146,7 @@ class Port:
     @property
     def function(self) -> str:
         """The PCI function that it is of; empty where that is not to be seen."""
-        return (self.device("device") or "").rpartition("/")[2]
+        return function_of(self.nic)
 
     @property
     def taken_gids(self) -> list[str]:
