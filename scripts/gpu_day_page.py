@@ -26,7 +26,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FAKE_GPU = REPOSITORY / ".fakegpu" / "made"
-PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "4")
+# pytest-benchmark, where the interpreter has it, warns beside xdist, and warnings are errors here.
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", "-q", "-n", "4")
 TESTS = ("tests/fakegpu", "tests/restart")
 BENCHMARK = (
     *("scripts/bench_restart.py", "--backend", "nccl", "--worlds", "2", "4"),
