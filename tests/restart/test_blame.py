@@ -11,7 +11,13 @@ import pytest
 
 from ncclops.restart._endings import judge_exit
 from ncclops.restart._interrupt.handled import is_handled
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
+from ncclops.restart.attribution import (
+    ExceededTimeout,
+    Fault,
+    FaultKind,
+    find_cause,
+    with_hidden_cause,
+)
 from ncclops.restart.exception import RankShouldRestart
 
 from .conftest import Job, lanes, lanes_with
@@ -230,3 +236,20 @@ def test_a_rank_that_was_silent_and_ended_at_the_hard_timeout_is() -> None:
         BLOCKED, due_to_peer=False, timeout=ExceededTimeout("hard", 90.0, 90.2, "python")
     )
     assert find_cause([FAILED, silent]) is silent
+
+
+def test_a_rank_whose_communicator_failed_is_not_the_cause_of_what_another_raised() -> None:
+    """Seen with NCCL 2.28.9: groups that are destroyed in a clean-up are an error elsewhere."""
+    error = fault(FaultKind.NCCL_ERROR, 2, due_to_peer=True)
+    raised = fault(FaultKind.EXCEPTION, 1, secondary=True)
+    assert find_cause([error, raised]) is raised
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [(FaultKind.RETURNED_EARLY, 1), (FaultKind.SOFT_TIMEOUT, 2)]
+)
+def test_an_error_of_nccl_comes_from_who_left_and_not_from_who_is_silent(
+    kind: FaultKind, cause: int
+) -> None:
+    error = fault(FaultKind.NCCL_ERROR, 2, due_to_peer=True)
+    assert find_cause(with_hidden_cause([error], fault(kind, 1))).initial_rank == cause

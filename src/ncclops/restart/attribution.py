@@ -106,7 +106,8 @@ class Fault:
     GPU of one that leaves with ``GpuUnusable`` or ``CudaContextLost``, and its host.
     ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
     one that it was raised from, is a connection's or a collective's; a silent rank waits in
-    ``torch.distributed``, or has threads that run and another rank has recorded it.
+    ``torch.distributed``, or has threads that run and another rank has recorded it; NCCL has
+    reported an error of a communicator.
     """
 
     kind: FaultKind
@@ -319,6 +320,8 @@ def with_hidden_cause(faults: Sequence[Fault], *candidates: Fault | None) -> lis
         return [known if fault is cause else fault for fault in faults]
     if not cause.lacks_a_peer:
         return list(faults)
+    if cause.kind is FaultKind.NCCL_ERROR and found.kind is FaultKind.SOFT_TIMEOUT:
+        return list(faults)  # who is silent closes no connection: the network may have failed
     others = [fault for fault in faults if fault.initial_rank != found.initial_rank]
     return [found, *others]
 
