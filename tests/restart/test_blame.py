@@ -240,7 +240,7 @@ def test_a_rank_that_was_silent_and_ended_at_the_hard_timeout_is() -> None:
 
 def test_a_rank_whose_communicator_failed_is_not_the_cause_of_what_another_raised() -> None:
     """Seen with NCCL 2.28.9: groups that are destroyed in a clean-up are an error elsewhere."""
-    error = fault(FaultKind.NCCL_ERROR, 2, due_to_peer=True)
+    error = fault(FaultKind.NCCL_ERROR, 2)
     raised = fault(FaultKind.EXCEPTION, 1, secondary=True)
     assert find_cause([error, raised]) is raised
 
@@ -251,5 +251,5 @@ def test_a_rank_whose_communicator_failed_is_not_the_cause_of_what_another_raise
 def test_an_error_of_nccl_comes_from_who_left_and_not_from_who_is_silent(
     kind: FaultKind, cause: int
 ) -> None:
-    error = fault(FaultKind.NCCL_ERROR, 2, due_to_peer=True)
+    error = fault(FaultKind.NCCL_ERROR, 2)
     assert find_cause(with_hidden_cause([error], fault(kind, 1))).initial_rank == cause

@@ -106,8 +106,7 @@ class Fault:
     GPU of one that leaves with ``GpuUnusable`` or ``CudaContextLost``, and its host.
     ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
     one that it was raised from, is a connection's or a collective's; a silent rank waits in
-    ``torch.distributed``, or has threads that run and another rank has recorded it; NCCL has
-    reported an error of a communicator.
+    ``torch.distributed``, or has threads that run and another rank has recorded it.
     """
 
     kind: FaultKind
@@ -172,9 +171,13 @@ class Fault:
 
     @property
     def lacks_a_peer(self) -> bool:
-        """Whether all that it shows is that a peer has gone or does not come."""
+        """Whether all that it shows is that a peer has gone or does not come.
+
+        So does an error of NCCL: a peer that destroys its groups after an exception closes its
+        connections before anything else is known of it.
+        """
         by_text = self.kind is FaultKind.EXCEPTION and tells_of_lost_peer(self.summary)
-        return self.due_to_peer or by_text
+        return self.due_to_peer or by_text or self.kind is FaultKind.NCCL_ERROR
 
     def known_after_s(self, seen: Instant) -> float:
         """How long after it the fault was known at ``seen``, in seconds, and 0 at least.

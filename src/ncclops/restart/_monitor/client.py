@@ -167,16 +167,10 @@ class MonitorClient:
             self._report(FaultKind.HUNG, hung, reason)
 
     def report_nccl_error(self, error: str) -> None:
-        """Record ``error`` as this rank's. From any thread.
+        """Record ``error`` as this rank's. From any thread."""
+        self._report(FaultKind.NCCL_ERROR, self._rank, error)
 
-        NCCL says so when a peer has closed its connections, as one does that destroys its groups
-        after an exception, before anything else is known of it.
-        """
-        self._report(FaultKind.NCCL_ERROR, self._rank, error, due_to_peer=True)
-
-    def _report(
-        self, kind: FaultKind, rank: int, reason: str, *, due_to_peer: bool = False
-    ) -> None:
+    def _report(self, kind: FaultKind, rank: int, reason: str) -> None:
         iteration = self.iteration
         fault = Fault(
             kind=kind,
@@ -186,7 +180,6 @@ class MonitorClient:
             at=time.time(),
             instant=Instant.now(),
             summary=reason,
-            due_to_peer=due_to_peer,
         )
         if iteration != INITIAL:  # before the first, there is nothing to start again
             self._reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
