@@ -9,8 +9,8 @@ Keys, below a prefix that each time has of its own in the present iteration:
 ``handles``
 ``<try>/done/<rank>``  "", or why the reconfiguration has failed on a rank
 ``<try>/failed``       from rank 0: "", or why it counts as failed, on all ranks
-``shrunk/<rank>``,     likewise, of shrinking
-``not-shrunk``
+``shrunk``             how many ranks have shrunk their communicator
+``shrinking``          of the first rank to know: that all have, or why it counts as failed
 =====================  =========================================================================
 
 Who waits here for a rank that dies is interrupted like anywhere else in the function: the
@@ -19,6 +19,7 @@ connection to the store is shut down then. What all wait for has a deadline besi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from ncclops.restart.session import Session
 
 log = logging.getLogger("ncclops.restart")
+
+_SHRINKING, _ALL_HAVE = "shrinking", "all ranks have shrunk it"
 
 
 class Regrouping:
@@ -185,14 +188,26 @@ class Regrouping:
 
     def _shrink(self, excluded: Sequence[int]) -> str | None:
         """Make the default group of the communicator that is there, on all ranks or none."""
-        said = shrinking.shrink(excluded, self._within, _end_shrunk)
-        verdict = self._decided("shrunk", "not-shrunk", said, _verdict)
-        if verdict:
-            self._warn("a group is not shrunk: %s", verdict.decode())
-            return f"shrinking failed: {verdict.decode()}"
+        # Over a connection of its own: the main thread waits on the other one.
+        report = functools.partial(self._report_shrunk, self._session.store_for_user())
+        shrinking.begin_to_shrink(excluded, report, _end_shrunk)
+        with contextlib.suppress(distributed.DistStoreError):  # it has taken too long
+            self._store.wait([_SHRINKING], self._within)
+        too_long = f"not all ranks have done it within {self._within.total_seconds():g} s"
+        verdict = self._store.compare_set(_SHRINKING, "", too_long).decode()
+        if verdict != _ALL_HAVE:
+            self._warn("a group is not shrunk: %s", verdict)
+            return f"shrinking failed: {verdict}"
         with self._session.interrupter.atomic():
             _end_shrunk(shrinking.adopt(distributed.PrefixStore("shrunk", self._store)))
         return None
+
+    def _report_shrunk(self, store: Store, failure: str) -> None:
+        """A failure ends the wait of all ranks at once: without this one, NCCL waits on theirs."""
+        if failure:
+            store.compare_set(_SHRINKING, "", f"rank {self._rank}: {failure}")
+        elif store.add("shrunk", 1) == self._size:
+            store.compare_set(_SHRINKING, "", _ALL_HAVE)
 
     def _make_anew(self, plan: Plan) -> None:
         kept_default.end()

@@ -26,6 +26,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
+from ncclops.restart.log import logged
 from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import NO_GROUP
 
@@ -162,38 +163,36 @@ class _Attempt:
     """
 
     def __init__(
-        self, parent: Parent, excluded: Sequence[int], end: Callable[[Parent, Any], object]
+        self,
+        parent: Parent,
+        excluded: Sequence[int],
+        report: Callable[[str], object],
+        end: Callable[[Parent, Any], object],
     ) -> None:
         self.parent = parent
+        self.child: Any = None
         self._excluded = list(excluded)
+        self._report = report
         self._end = end
         self._lock = threading.Lock()
         self._is_left = self._has_returned = False
-        self._child: Any = None
-        self._error: Exception | None = None
-        self._done = threading.Event()
         threading.Thread(target=self._run, name="ncclops-shrink", daemon=True).start()
 
     def _run(self) -> None:
+        failure = ""
         try:
             torch.cuda.set_device(self.parent.device)
-            self._child = self.parent.backend.shrink(self._excluded, _SHRINK_ABORT, None)
-        except Exception as error:  # noqa: BLE001 - raised by ``child``
-            self._error = error
+            self.child = self.parent.backend.shrink(self._excluded, _SHRINK_ABORT, None)
+        except Exception as error:  # noqa: BLE001 - torch's, or of the store that it connects to
+            failure = summarise(error)
         with self._lock:
             self._has_returned = True
             is_left = self._is_left
-        self._done.set()
         if is_left:
-            self._end(self.parent, self._child)
-
-    def child(self, within: timedelta) -> Any:
-        """The new backend; raises what torch raises, and ``TimeoutError``."""
-        if not self._done.wait(within.total_seconds()):
-            raise TimeoutError(f"it has not ended within {within.total_seconds():g} s")
-        if self._error is not None:
-            raise self._error
-        return self._child
+            self._end(self.parent, self.child)
+        else:
+            with logged("telling the other ranks how shrinking has ended"):
+                self._report(failure)
 
     def leave(self) -> None:
         """Have what it has come to, or comes to, ended."""
@@ -201,28 +200,28 @@ class _Attempt:
             self._is_left = True
             has_returned = self._has_returned
         if has_returned:
-            self._end(self.parent, self._child)
+            self._end(self.parent, self.child)
 
 
-def shrink(excluded: Sequence[int], within: timedelta, end: Callable[[Parent, Any], object]) -> str:
-    """Make a communicator of all ranks but ``excluded``: "", or why that has failed on this rank.
+def begin_to_shrink(
+    excluded: Sequence[int],
+    report: Callable[[str], object],
+    end: Callable[[Parent, Any], object],
+) -> None:
+    """Have a communicator made of all ranks but ``excluded``.
 
-    ``end`` ends a group and the backend that has come from it, in any thread, once this is given
-    up. Either ``adopt`` or ``give_up`` follows, on all ranks. Main thread.
+    ``report`` is called with "", or with why it has failed on this rank, and ``end`` with a group
+    and the backend that has come of it, or ``None``, once both are given up; each in any thread.
+    ``adopt`` follows where all ranks have reported success, else ``give_up``. Main thread.
     """
     global _attempt, _parent
     parent = _parent
     assert parent is not None and parent.is_revoked
-    _attempt, _parent = _Attempt(parent, excluded, end), None
-    try:
-        _attempt.child(within)
-    except Exception as error:  # noqa: BLE001 - torch's, or of the store that it connects to
-        return summarise(error)
-    return ""
+    _attempt, _parent = _Attempt(parent, excluded, report, end), None
 
 
 def give_up() -> None:
-    """End what ``shrink`` has left, if anything. Main thread."""
+    """End what ``begin_to_shrink`` has left, if anything. Main thread."""
     global _attempt, _made_in
     attempt, _attempt = _attempt, None
     if attempt is not None:
@@ -238,7 +237,7 @@ def adopt(store: Store) -> Parent:
     global _attempt, _lacks
     attempt = _attempt
     assert attempt is not None
-    parent, child = attempt.parent, attempt.child(timedelta(0))
+    parent, child = attempt.parent, attempt.child
     child._set_default_timeout(parent.timeout)
     group = distributed.ProcessGroup(store, child.rank(), child.size())
     nccl = distributed.ProcessGroup.BackendType.NCCL
