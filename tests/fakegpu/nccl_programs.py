@@ -289,6 +289,7 @@ def hang_until_aborted(kind: str, go: Path) -> str:
     group, second = dist.new_group([0, 1]), dist.new_group([0, 1])
     sum_over(group)
     sum_over(second)
+    dist.broadcast(torch.zeros(1, device="cuda"), 0, group)  # connected for it too
     tensor = torch.zeros(8 if kind == "size" and rank == 1 else 4, device="cuda")
     work = None
     if kind == "order" and rank == 1:
@@ -320,6 +321,30 @@ def abort_of_init(go: Path) -> str:
     abort_all()
     thread.join()
     return errors[0]
+
+
+def hang_before_connected(kind: str, go: Path) -> str:
+    """Rank 0 begins what rank 1 does not, for the first time; ended by an abort."""
+    rank = begin()
+    sum_over(None)
+    if rank == 1:
+        wait_for(go)
+        return ""
+    calls: dict[str, Callable[[], Any]] = {
+        "broadcast": lambda: dist.broadcast(torch.zeros(1, device="cuda"), 0, async_op=True),
+        "messages": lambda: dist.batch_isend_irecv(
+            [dist.P2POp(op, torch.zeros(1, device="cuda"), 1) for op in (dist.isend, dist.irecv)]
+        ),
+    }
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(message(calls[kind])))
+    thread.start()
+    note("begun")
+    wait_for(go)
+    assert not said, "it waits in the call"
+    abort_all()
+    thread.join()
+    return said[0]
 
 
 def revoke() -> str:
@@ -397,6 +422,7 @@ def records_of_a_hang(go: Path) -> list[tuple[Any, ...]]:
     rank = begin()
     tensor = torch.zeros(3, 5, device="cuda")
     dist.all_reduce(tensor)
+    dist.broadcast(tensor[0], 0)
     torch.cuda.synchronize()
     if rank == 0:
         dist.all_reduce(tensor, async_op=True)

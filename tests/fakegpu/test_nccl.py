@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,22 @@ def test_a_collective_that_ranks_do_not_share_waits_until_it_is_aborted(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["broadcast", "messages"])
+def test_what_needs_a_new_connection_waits_in_its_call_until_it_is_aborted(
+    ncclops_job: JobFactory, host: Host, tmp_path: Path, kind: str
+) -> None:
+    args = kind, tmp_path / "go"
+    with ncclops_job(
+        programs.hang_before_connected, world_size=2, args=args, env=host.environment
+    ) as job:
+        job.start().wait_for("begun")
+        time.sleep(0.2)
+        args[1].touch()
+        error = job.wait().values[0]
+    assert "internal error" in error.lower()
+
+
+@pytest.mark.gpu
 def test_a_revoked_communicator_takes_no_more(ncclops_job: JobFactory, host: Host) -> None:
     error = ncclops_job(programs.revoke, world_size=2, env=host.environment).run().value
     assert "Last error:\nAllReduce : communicator has been revoked" in error
@@ -167,10 +184,13 @@ def test_a_dump_has_states_and_sizes(ncclops_job: JobFactory, host: Host, tmp_pa
         job.start().wait_for("recorded", count=2)
         go.touch()
         values: dict[int, Any] = job.wait().values
-    first = ("nccl:all_reduce", "completed", [[3, 5]], ["Float"])
-    assert values[1] == [first]
+    first = [
+        ("nccl:all_reduce", "completed", [[3, 5]], ["Float"]),
+        ("nccl:broadcast", "completed", [[5]], ["Float"]),
+    ]
+    assert values[1] == first
     assert values[0] == [
-        first,
+        *first,
         ("nccl:all_reduce", "started", [[3, 5]], ["Float"]),
         ("nccl:broadcast", "scheduled", [[5]], ["Float"]),
     ]

@@ -32,6 +32,7 @@ ANY_OF = [
     ("_groups/backends.py", "torch.distributed.ProcessGroup", ["_device_types"]),
     ("_groups/open_operations.py", "torch.distributed.ProcessGroup", ["_start_coalescing"]),
     ("_groups/open_operations.py", "torch.distributed.ProcessGroup", ["_end_coalescing"]),
+    ("_groups/open_operations.py", NCCL, ["_group_end"]),
     ("_groups/backends.py", f"{EXTENSION}._ProcessGroupWrapper", ["wrapped_pg"]),
     ("_groups/tables.py", EXTENSION, ["_unregister_all_process_groups"]),
     ("_groups/aborting.py", NCCL, ["abort", "_abort", "_shutdown"]),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ncclops
-from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart._monitor.link import Page, create_page_fd, receive_packet
 from ncclops.restart.snapshots import OutsideViewSource
 
@@ -115,7 +115,7 @@ class MonitorProcess:
         if self._settings.pidfile is not None:
             _write_pid(process.pid, Path(self._settings.pidfile))
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def send(self, message: dict[str, Any]) -> None:
         """Send ``message``; it is lost if the process is gone or does not read."""
         with self._lock, contextlib.suppress(OSError):

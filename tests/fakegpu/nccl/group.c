@@ -183,15 +183,6 @@ static ncclResult_t enqueue(struct batch *batch) {
     return nccl_passed(first->device, "enqueue.cc:1453", ncclUnhandledCudaError);
 }
 
-static ncclResult_t enqueue_collected(void) {
-    ncclResult_t result = ncclSuccess;
-    while (collected != NULL) {
-        ncclResult_t error = enqueue(take_batch());
-        if (result == ncclSuccess) result = error;
-    }
-    return result;
-}
-
 static void drop_collected(void) {
     while (collected != NULL) {
         struct operation *first = collected;
@@ -200,11 +191,38 @@ static void drop_collected(void) {
     }
 }
 
+/* Once the ranks are connected. */
+static ncclResult_t enqueue_collected(void) {
+    ncclResult_t result = connect_ranks(collected);
+    if (result != ncclSuccess) drop_collected();
+    while (collected != NULL) {
+        ncclResult_t error = enqueue(take_batch());
+        if (result == ncclSuccess) result = error;
+    }
+    return result;
+}
+
+/* In a thread of its own, which has collected nothing. */
+static ncclResult_t enqueue_connected(ncclComm_t comm) {
+    collected = comm->to_connect;
+    comm->to_connect = NULL;
+    return enqueue_collected();
+}
+
+static ncclResult_t queue(void) {
+    if (collected == NULL || collected->comm->is_blocking || !connect_is_needed(collected))
+        return enqueue_collected();
+    ncclComm_t comm = collected->comm;
+    comm->to_connect = collected;
+    collected = NULL;
+    return communicator_begin(comm, enqueue_connected);
+}
+
 ncclResult_t group_add(const struct operation *operation) {
     struct operation *copy = malloc(sizeof *copy);
     *copy = *operation;
     append(&collected, copy);
-    return depth > 0 ? ncclSuccess : enqueue_collected();
+    return depth > 0 ? ncclSuccess : queue();
 }
 
 API ncclResult_t ncclGroupStart(void) {
@@ -222,7 +240,7 @@ API ncclResult_t ncclGroupEnd(void) {
     if (--depth > 0) return ncclSuccess;
     ncclResult_t error = nccl_enter(&point, collected != NULL ? collected->comm : NULL);
     if (error != ncclSuccess) drop_collected();
-    else error = enqueue_collected();
+    else error = queue();
     end_aborted();
     return error;
 }

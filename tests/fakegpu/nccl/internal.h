@@ -53,6 +53,7 @@ struct member {
     atomic_bool has_left; /* it has destroyed or aborted its communicator */
     int gpu;
     unsigned long host;   /* of its NCCL_HOSTID; 0 without */
+    atomic_uint ways;     /* of collectives that it has come to be connected for; see connect.c */
     atomic_ulong posted;  /* rounds of collectives that it has begun */
     struct call calls[2]; /* of the newest two */
     atomic_ulong splits;  /* it has begun so many */
@@ -65,6 +66,7 @@ struct member {
 struct channel {
     atomic_ulong sent, received; /* pieces */
     size_t bytes;                /* of the message that the newest piece belongs to */
+    atomic_bool has_sender, has_receiver; /* they have come to be connected */
 };
 
 enum { SLOT_BYTES = 256 << 10, PIECE_BYTES = 64 << 10 };
@@ -133,10 +135,11 @@ struct ncclComm {
     atomic_bool aborted;
     atomic_bool stopped;     /* aborted or revoked: operations end as they are, and none is taken */
     atomic_bool revoked;     /* it can still be a parent */
-    atomic_int busy;         /* threads that initialize, split or finalize it */
+    atomic_int busy;         /* threads that initialize, split, connect or finalize it */
     struct unique_id root;   /* of the bootstrap; `pid` 0: ranks know each other from a parent */
     struct point *begun_by;  /* the function that makes it */
     unsigned long splits, shrinks;
+    struct operation *to_connect; /* of one that is not blocking: queued when the ranks are there */
     /* With the device lock: */
     struct meeting meeting;
     unsigned long round;     /* of collectives */
@@ -234,6 +237,14 @@ bool group_is_open(void);
  * held. */
 enum progress collective_step(struct operation *operation, bool *has_moved);
 enum progress point_to_point_step(struct operation *operation, bool *has_moved);
+
+/* --- connect.c: ranks connect when they first need it ----------------------------------------- */
+
+/* Whether ranks that these operations need have not come yet. */
+bool connect_is_needed(const struct operation *operations);
+
+/* Come, and wait for the others; ncclInternalError: the communicator was aborted or revoked. */
+ncclResult_t connect_ranks(const struct operation *operations);
 
 /* --- arithmetic.c ----------------------------------------------------------------------------- */
 

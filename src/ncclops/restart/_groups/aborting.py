@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from ncclops.restart._groups.backends import (
     backends_in_the_making,
     backends_of,
     has_watchdog,
+    nccl_library,
 )
 from ncclops.restart._groups.ending import end_groups_in_a_thread, end_later, is_first_to_end
 from ncclops.restart._groups.gloo_sockets import release_gloo_connections
@@ -149,7 +149,7 @@ def _abort_together(backends: list[Any]) -> None:
     calls all are aborted at its end.
     """
     with logged("aborting groups together"):
-        nccl = ctypes.CDLL("libnccl.so.2")  # torch has loaded it
+        nccl = nccl_library()
         nccl.ncclGroupStart()
         for backend in backends:
             _abort_backend(backend)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import traceback
 from collections.abc import Iterator
 from types import FrameType
@@ -37,6 +39,11 @@ def backends_of(group: Any) -> Iterator[Any]:
             backend = group._get_backend(torch.device(device))
             # TORCH_DISTRIBUTED_DEBUG=DETAIL puts one around it that passes no abort on.
             yield getattr(backend, "wrapped_pg", backend)
+
+
+def nccl_library() -> ctypes.CDLL:
+    """NCCL as torch is linked with it. Raises ``OSError``: this torch has none."""
+    return ctypes.CDLL("libtorch_cuda.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
 
 
 def nccl_error() -> str | None:

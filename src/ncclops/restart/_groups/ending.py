@@ -32,7 +32,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from ncclops.restart._groups.backends import MAKER, all_backends, backends_of, has_watchdog
-from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart._interrupt.other_threads import makers_of_groups
 from ncclops.restart.log import logged
 
@@ -151,7 +151,7 @@ def release_backends_of_ended_groups() -> None:
 _ending: list[threading.Thread] = []
 
 
-@holds_a_lock  # of Python's, while it starts a thread
+@is_delicate  # holds a lock of Python's, while it starts a thread
 def end_groups_in_a_thread() -> None:
     """Like ``release_backends_of_ended_groups``, but nothing waits.
 

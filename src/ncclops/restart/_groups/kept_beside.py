@@ -33,7 +33,7 @@ from ncclops.restart._groups.recorder import (
     recorded_groups,
     recorded_of_gloo,
 )
-from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart.regroup import Had
 
 # The recorder learns of the end of an operation a moment after who has waited for it.
@@ -129,7 +129,7 @@ _waits_since: float | None = None
 # --- while the function runs ----------------------------------------------------------------------
 
 
-@holds_a_lock
+@is_delicate  # holds a lock
 def add(group: KeptGroup) -> None:
     """Have ``group``, which has just been made, outlive faults. In an atomic section."""
     global _groups
@@ -243,13 +243,13 @@ def note_ranks(group: Any, ranks: Sequence[int]) -> None:
     distributed_c10d._world.pg_group_ranks[group] = {rank: n for n, rank in enumerate(ranks)}
 
 
-@holds_a_lock
+@is_delicate  # holds a lock
 def end(made: tuple[int, int] | None) -> None:
     """End the group that was ``made`` then, if any: another one takes its place."""
     _end([each for each in _groups if each.made == made])
 
 
-@holds_a_lock
+@is_delicate  # holds a lock
 def end_unused(iteration: int, in_use_since: int | None) -> None:
     """End those that were not asked for in ``iteration``. No group that is in use was made before
     ``in_use_since``, another one; ``None``: that is not known."""
@@ -259,7 +259,7 @@ def end_unused(iteration: int, in_use_since: int | None) -> None:
         _in_use_since = in_use_since
 
 
-@holds_a_lock
+@is_delicate  # holds a lock
 def drop() -> None:
     """No group outlives the next fault; those that are out of torch's tables end."""
     _end(_groups)

@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import distributed
 
+from ncclops.restart._groups.backends import backends_of, nccl_library
+from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart.exception import RankShouldRestart
 
 # To collect operations takes milliseconds. What takes longer waits for a peer, which may be the one
@@ -53,13 +55,34 @@ def watch_groups_of_operations() -> None:
             _open -= own
             raise
 
+    @is_delicate
     def end_and_count(*arguments: Any, **keywords: Any) -> Any:
         global _open
-        work = end(*arguments, **keywords)
-        _open -= threading.current_thread() is threading.main_thread()
+        own = threading.current_thread() is threading.main_thread()
+        try:
+            work = end(*arguments, **keywords)
+        except distributed.DistBackendError:  # NCCL has ended the group, with an error
+            with contextlib.suppress(Exception):
+                _have_torch_count_the_end(arguments[0])
+                _open -= own
+            raise
+        _open -= own
         return work
 
     group._start_coalescing, group._end_coalescing = begin_and_count, end_and_count
+
+
+def _have_torch_count_the_end(group: Any) -> None:
+    """After NCCL has ended the calling thread's group of operations with an error.
+
+    That is what an abort makes of one that waits for a peer. torch counts the groups that a thread
+    is in, lowers the count only where NCCL returns no error, and otherwise ends one that is not
+    there before it makes the next communicator. So a group without operations is begun in NCCL
+    alone, and ended through torch. Raises where this torch has no way to do that.
+    """
+    backend = next(each for each in backends_of(group) if hasattr(each, "_group_end"))
+    nccl_library().ncclGroupStart()
+    backend._group_end()
 
 
 def operations_are_open() -> bool:

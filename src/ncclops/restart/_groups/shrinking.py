@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
+from ncclops.restart._groups.backends import nccl_library
 from ncclops.restart.log import logged
 from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import NO_GROUP
@@ -69,15 +69,7 @@ def can_shrink() -> bool:
     """Whether this torch, and the NCCL that it uses, have what is needed here."""
     group = getattr(distributed_c10d, "ProcessGroupNCCL", None)
     has_functions = all(hasattr(group, name) for name in ("shrink", "_comm_ptr"))
-    return has_functions and hasattr(_nccl(), "ncclCommRevoke")
-
-
-def _nccl() -> ctypes.CDLL | None:
-    """What torch is linked with; ``None``: this torch has no NCCL, or not in a library."""
-    try:
-        return ctypes.CDLL("libtorch_cuda.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:
-        return None
+    return has_functions and hasattr(nccl_library(), "ncclCommRevoke")
 
 
 # --- the group that is kept -----------------------------------------------------------------------
@@ -138,10 +130,10 @@ def revoke(backend: Any) -> bool:
 
 def _revoke(parent: Parent) -> str | None:
     """Why it has failed; ``None``: it has not."""
-    nccl = _nccl()
+    nccl = nccl_library()
     torch.cuda.set_device(parent.device)  # of this thread: by it torch finds the communicator
     communicator = ctypes.c_void_p(parent.backend._comm_ptr())
-    if nccl is None or not communicator:
+    if not communicator:
         return "torch has none"
     result = nccl.ncclCommRevoke(communicator, 0)
     while result == _IN_PROGRESS:  # one that is not blocking

@@ -11,6 +11,7 @@
 - A function that holds a lock which other threads need, ours or logging's: when the exception
   arrives between the taking and the body, it is never released. From Python 3.14 on that is so of
   ``with lock:`` as well (cpython#148874).
+- The end of a group of NCCL's operations, which may fail, and has to be put right for torch then.
 - ``__enter__`` and ``__exit__``: a lock would stay locked, a mode of torch stay in force.
 
 None of them lasts long as a rule; in the last ones a function may wait as well.
@@ -41,7 +42,7 @@ _STARTS_A_PROCESS = {
     multiprocessing.pool.Pool.__init__.__code__,
     subprocess.Popen.__init__.__code__,
 }
-_HOLDS_A_LOCK: set[CodeType] = set()  # of this package
+_MARKED: set[CodeType] = set()
 # Most of its functions take a lock, those around a fork included; the monitor thread logs, too.
 _LOGGING = logging.Logger.isEnabledFor.__code__.co_filename
 # Below an iterator's ``next``: where it waits for a worker, or for the thread that pins memory.
@@ -55,9 +56,9 @@ _IMPORTS = ("<frozen importlib._bootstrap>", "_find_and_load")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def holds_a_lock(function: _Function) -> _Function:
-    """Mark ``function``, which takes a lock, for a moment, in the main thread too."""
-    _HOLDS_A_LOCK.add(function.__code__)
+def is_delicate(function: _Function) -> _Function:
+    """Mark ``function``, one of this package's that the main thread is to leave first."""
+    _MARKED.add(function.__code__)
     return function
 
 
@@ -73,7 +74,7 @@ def how_delicate(stack: Iterable[CodeType]) -> Delicate:
     """How delicate it is to interrupt a thread with these functions on its stack."""
     codes = set(stack)
     names = {code.co_name for code in codes}
-    never = _STARTS_A_PROCESS | _HOLDS_A_LOCK | {_FINALIZES}
+    never = _STARTS_A_PROCESS | _MARKED | {_FINALIZES}
     if codes & never or "__del__" in names:
         return Delicate.YES
     if any((code.co_filename, code.co_name) == _IMPORTS for code in codes):

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from ncclops.restart._interrupt.delicate import Delicate, holds_a_lock, how_delicate
+from ncclops.restart._interrupt.delicate import Delicate, how_delicate, is_delicate
 from ncclops.restart._interrupt.threads import clear_async_exc, kernel_wait, set_async_exc
 from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.raised import comes_from_restart
@@ -349,14 +349,14 @@ class _Gate:
         self._depth = 0
         self._lock = _thread.allocate_lock()
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def enter(self) -> None:
         with self._lock:
             if self.closed and not self._depth:
                 raise RankShouldRestart("a restart has begun: the atomic section is not entered")
             self._depth += 1
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def leave(self) -> None:
         with self._lock:
             self._depth -= 1

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ncclops.restart import _calls
-from ncclops.restart._interrupt.delicate import holds_a_lock
+from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart.snapshot._blobs import Blob
 from ncclops.restart.snapshot._planning import Holding, Label, Moment
 from ncclops.restart.snapshot._room import available_bytes
@@ -122,7 +122,7 @@ class Memory:
         with self._lock:
             self._copies[key] = (blob, *self._copies.get(key, ())[:1])
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def keep_copies_of(self, moment: Moment, taken: Collection[Blob]) -> None:
         """After a restore: copies of another moment are of a future that was given up, or old.
 
@@ -135,7 +135,7 @@ class Memory:
             }
             self._copies = {key: blobs for key, blobs in kept.items() if blobs}
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def drop_copies_before(self, epoch: int) -> None:
         """All ranks have given their state to their present partners: older copies may go."""
         with self._lock:
@@ -154,14 +154,14 @@ class Memory:
 
     # --- both -----------------------------------------------------------------------------------
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def find(self, label: Label) -> Blob | None:
         """The snapshot or copy with exactly this label. Any thread."""
         with self._lock:
             copies = list(self._all_copies())
         return next((each for each in [*self.own(), *copies] if each.label == label), None)
 
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def holdings(self) -> list[tuple[Holding, Blob]]:
         """Everything complete that this rank could restore or hand out."""
         with self._lock:
@@ -170,7 +170,7 @@ class Memory:
         return found + [(Holding(each.label, True), each) for each in copies if each.label]
 
     @property
-    @holds_a_lock
+    @is_delicate  # holds a lock
     def nbytes(self) -> tuple[int, int]:
         """In use for this rank's own snapshots, and for copies."""
         with self._lock:
