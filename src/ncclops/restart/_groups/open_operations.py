@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +24,17 @@ from ncclops.restart._groups.backends import backends_of, nccl_library
 from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart.exception import RankShouldRestart
 
-# To collect operations takes milliseconds. What takes longer waits for a peer, which may be the one
-# that has failed: for the communicator of the group's first operations, or to be connected.
+# To collect operations takes milliseconds, as does to launch them at the end. What takes longer
+# waits for a peer, which may be the one that has failed: for the communicator of the group's first
+# operations, or, at the end, to be connected.
 _END_WITHIN_S = 2.0
+_LAUNCH_WITHIN_S = 0.1
 _LOOK_EVERY_S = 0.001
 
 # How many groups of operations the main thread has begun that it has not ended.
 _open = 0
+# Since when it has been ending one; infinite: it is not.
+_ending_since = math.inf
 # One of each restart that lets none begin. Calls of wrapped functions may be nested.
 _restarts: set[object] = set()
 
@@ -57,8 +62,10 @@ def watch_groups_of_operations() -> None:
 
     @is_delicate
     def end_and_count(*arguments: Any, **keywords: Any) -> Any:
-        global _open
+        global _open, _ending_since
         own = threading.current_thread() is threading.main_thread()
+        if own:
+            _ending_since = time.monotonic()
         try:
             work = end(*arguments, **keywords)
         except distributed.DistBackendError:  # NCCL has ended the group, with an error
@@ -66,6 +73,9 @@ def watch_groups_of_operations() -> None:
                 _have_torch_count_the_end(arguments[0])
                 _open -= own
             raise
+        finally:
+            if own:
+                _ending_since = math.inf
         _open -= own
         return work
 
@@ -94,14 +104,16 @@ def operations_are_open() -> bool:
 def no_group_of_operations(is_out: Callable[[], bool]) -> Iterator[None]:
     """While inside, the main thread begins none, and leaves the function instead.
 
-    Waits first until it has ended the one that it is in, for two seconds at most, or until it
-    ``is_out`` of the function. Any other thread.
+    Waits first until it has ended the one that it is in, waits for a peer in that, or ``is_out`` of
+    the function; for two seconds at most. Any other thread.
     """
     restart = object()
     _restarts.add(restart)
     try:
         ends_at = time.monotonic() + _END_WITHIN_S
-        while operations_are_open() and not is_out() and time.monotonic() < ends_at:
+        while operations_are_open() and not is_out():
+            if time.monotonic() > min(ends_at, _ending_since + _LAUNCH_WITHIN_S):
+                break
             time.sleep(_LOOK_EVERY_S)  # the main thread should lose no time over announcing it
         yield
     finally:
