@@ -39,6 +39,12 @@ def test_what_is_counted(statuses: dict[str, dict[str, Any]], counted: Counted |
     assert count(statuses) == counted
 
 
+def test_a_call_that_torch_does_not_count_yet_is_pending() -> None:
+    assert count({NCCL: status("7", "7")}, is_in_call=True) == (8, 7)
+    assert count({NCCL: status("8", "7")}, is_in_call=True) == (8, 7), "it is that one"
+    assert count({}, is_in_call=True) is None
+
+
 def test_groups_of_an_earlier_start_do_not_count() -> None:
     statuses = {NCCL: status(8, 7), "_dump_nccl_trace_json/1": status(3, 3)}
     assert count(statuses, frozenset({NCCL})) == (3, 3)

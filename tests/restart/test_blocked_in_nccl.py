@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ncclops.restart import blocked
+from ncclops.restart import blocked, waiting
 from ncclops.restart._groups import aborting
 from tests.fakegpu.host import Host
 
@@ -48,7 +48,23 @@ def frames(*calls: tuple[str, str], group: object = None) -> FrameType:
 def test_only_a_call_of_torch_distributed_may_wait_for_peers(
     calls: list[tuple[str, str]], *, may_wait: bool
 ) -> None:
-    assert blocked.is_in_collective(frames(*calls)) == may_wait
+    assert waiting.is_in_collective(frames(*calls)) == may_wait
+
+
+@pytest.mark.parametrize(
+    ("files", "waits"),
+    [
+        (["/work/train.py", C10D], True),
+        (["/work/train.py", C10D, "/src/ncclops/worker/waits.py"], True),
+        ([C10D, "/work/hook.py"], False),
+        ([], False),
+    ],
+)
+def test_a_stack_that_ends_in_torch_distributed_waits_for_peers(
+    files: list[str], *, waits: bool
+) -> None:
+    lines = [f'  File "{file}", line 3, in call\n    return call()\n' for file in files]
+    assert waiting.waits_for_peers("".join(["Main thread:\n", *lines])) == waits
 
 
 @pytest.mark.parametrize(
@@ -62,7 +78,7 @@ def test_only_a_call_of_torch_distributed_may_wait_for_peers(
 def test_a_backward_pass_is_waited_for_where_nothing_of_python_runs_in_it(
     calls: list[tuple[str, str]], *, waits: bool
 ) -> None:
-    assert blocked.is_in_backward(frames(*calls)) == waits
+    assert waiting.is_in_backward(frames(*calls)) == waits
 
 
 def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(

@@ -15,9 +15,10 @@ SOURCE = """
 import time
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
+from ncclops.restart.waiting import main_thread_is_in_collective
 from ncclops.worker.start_up import StartUp
 
-start_up = StartUp(CollectiveCounter(recorder.current()))
+start_up = StartUp(CollectiveCounter(recorder.current(), main_thread_is_in_collective))
 
 def leave():
     raise ValueError

@@ -9,6 +9,9 @@ Other recorders than NCCL's take completions in the order in which threads come 
 that the last one reported need not be the last one. There, "all are completed" can be believed, and
 "one is not" cannot.
 
+A call that waits for its peers before torch counts it, as NCCL's do until the ranks are connected,
+counts as enqueued where no other one is pending.
+
 Messages between two ranks of NCCL are counted with them. While nothing moves, the entries are read
 as well: the oldest one that is pending tells which rank a message waits for.
 """
@@ -43,11 +46,13 @@ Statuses = Mapping[str, Mapping[str, Any]]
 class CollectiveCounter:
     """Notes the counters on the progress page of ``recorder``, in a separate thread.
 
-    Not in the recorder's: its heartbeat must not depend on torch.
+    Not in the recorder's: its heartbeat must not depend on torch. ``is_in_call``: whether the main
+    thread is in a call that waits for peers; any thread calls it.
     """
 
-    def __init__(self, recorder: Silent) -> None:
+    def __init__(self, recorder: Silent, is_in_call: Callable[[], bool]) -> None:
         self._recorder = recorder
+        self._is_in_call = is_in_call
         self._earlier: frozenset[str] = frozenset()
         self._on_nccl: Callable[[], object] | None = None
 
@@ -85,7 +90,7 @@ class CollectiveCounter:
                 listener, self._on_nccl = self._on_nccl, None
                 with suppress(OSError):
                     listener()
-            counted = count(statuses, earlier)
+            counted = count(statuses, earlier, is_in_call=self._is_in_call())
             peer = awaited(earlier) if counted == before else None
             before = counted
             if earlier is self._earlier:  # else the script has started again meanwhile
@@ -105,10 +110,13 @@ def _completed(statuses: Statuses) -> set[str]:
     }
 
 
-def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted | None:
+def count(
+    statuses: Statuses, earlier: frozenset[str] = frozenset(), *, is_in_call: bool = False
+) -> Counted | None:
     """Collectives enqueued and completed in all groups but ``earlier``; None: not counted.
 
-    What was completed is None where that is unknown.
+    What was completed is None where that is unknown. ``is_in_call``: the main thread is in a call
+    that waits for peers.
     """
     enqueued = completed = 0
     known, in_doubt = False, False
@@ -124,6 +132,8 @@ def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted 
         known = True
         enqueued += last
         completed += done
+    if is_in_call and enqueued == completed:
+        enqueued += 1
     return (enqueued, None if in_doubt else completed) if known else None
 
 

@@ -17,7 +17,8 @@ from torch import distributed
 from ncclops.restart._groups.recorder import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart._monitor.link import Page, Watch
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.waiting import waits_for_peers
 
 
 def own_silence(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import re
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -63,9 +62,6 @@ _NOTHING_RAISED = {
 }
 
 # Where the innermost frame is, and the file of the one line of a stack that names it.
-_PEERS = "/torch/distributed/"
-_INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILINE)
-
 # Enough for the frames that matter; the store is no place for megabytes of recursion.
 _TRACEBACK_CHARS = 8000
 
@@ -277,12 +273,6 @@ class Fault:
         """The fault that a return from the function is if others still need this rank."""
         detail = "ended, or destroyed its groups, while other ranks still needed it"
         return cls.observed(FaultKind.RETURNED_EARLY, initial_rank, iteration, detail, rank=rank)
-
-
-def waits_for_peers(stack: str) -> bool:
-    """Whether ``stack``, the text of one thread's, ends in ``torch.distributed``."""
-    innermost = _INNERMOST.match(stack)
-    return innermost is not None and _PEERS in innermost["file"]
 
 
 def find_cause(faults: Sequence[Fault]) -> Fault:

@@ -36,6 +36,7 @@ from ncclops.restart._monitor.link import FREED_WITHIN_S
 from ncclops.restart.attribution import Fault
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
+from ncclops.restart.waiting import is_in_backward, is_in_collective, is_of_torch
 
 log = logging.getLogger("ncclops.restart")
 
@@ -55,13 +56,6 @@ _GLOO_FREES_WITHIN_S = 5.0
 # torch's name for the threads in which a group of Gloo carries out its collectives.
 _GLOO_THREAD = "pt_gloo_runloop"
 
-# Around torch's calls under `ncclops launch`.
-_MEASURING = "/ncclops/worker/waits.py"
-_DISTRIBUTED, _TORCH = "/torch/distributed/", "/torch/"
-# Not in these: what they wait for comes.
-_ENDINGS = {"destroy_process_group", "_shutdown_backend"}
-_DISK = "/torch/distributed/checkpoint/"
-_BACKWARD = "/torch/autograd/graph.py", "_engine_run_backward"
 # What torch's functions call the group that they use.
 _GROUP_NAMES = ("group", "process_group", "pg")
 
@@ -205,31 +199,10 @@ def _is_like(frame: FrameType) -> _IsThere:
     return lambda now: now is not None and (id(now), now.f_lasti) == (number, instruction)
 
 
-def is_in_collective(main_thread: FrameType) -> bool:
-    """Whether it is in a call of ``torch.distributed`` that may wait for peers."""
-    files, calls = [], set()
-    for frame, _ in walk_stack(main_thread):
-        if frame.f_code.co_filename.endswith(_MEASURING):
-            continue
-        if _TORCH not in frame.f_code.co_filename:
-            break
-        files.append(frame.f_code.co_filename)
-        calls.add(frame.f_code.co_name)
-    is_waiting = any(_DISTRIBUTED in file for file in files)
-    return is_waiting and not any(_DISK in file for file in files) and calls.isdisjoint(_ENDINGS)
-
-
-def is_in_backward(main_thread: FrameType) -> bool:
-    """Whether it waits for autograd's threads, or computes there: no frame of Python is within."""
-    code = main_thread.f_code
-    file, name = _BACKWARD
-    return code.co_name == name and code.co_filename.endswith(file)
-
-
 def members(main_thread: FrameType) -> frozenset[int] | None:
     """The ranks of the group that it is using, by their numbers; ``None``: maybe all."""
     for frame, _ in walk_stack(main_thread):
-        variables = frame.f_locals if _TORCH in frame.f_code.co_filename else {}
+        variables = frame.f_locals if is_of_torch(frame) else {}
         for name in _GROUP_NAMES:
             group = variables.get(name)
             if isinstance(group, distributed.ProcessGroup):

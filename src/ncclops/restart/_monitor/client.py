@@ -23,9 +23,10 @@ from ncclops.restart._groups.shrinking import store_in_use
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
+from ncclops.restart.waiting import waits_for_peers
 
 log = logging.getLogger("ncclops.restart")
 
