@@ -143,6 +143,46 @@ def pairs(worker: Worker) -> Any:
     return worker.wrap(function, incident_dir=incidents, **FAST)()
 
 
+def in_a_mesh(worker: Worker) -> Any:
+    """Four ranks in a mesh of two by two: rank 1 raises, and then rank 3 dies."""
+
+    def function(call: restart.CallWrapper) -> int:
+        mine: dict[str, Any] = {}
+
+        def regroup(_old: restart.Membership | None, new: restart.Membership) -> None:
+            call.init_process_group("gloo")
+            pairs, rest = divmod(new.world_size, 2)
+            shape = (pairs, 2) if rest == 0 else (1, new.world_size)
+            mesh = call.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+            before = mine.copy()
+            mine.update({name: mesh[name].get_group() for name in ("replicate", "shard")})
+            places = {name: mesh.get_local_rank(name) for name in mine}
+            assert places == {"replicate": new.rank // shape[1], "shard": new.rank % shape[1]}
+            kept = sorted(name for name in before if before[name] is mine[name])
+            worker.note("grouped", kept=kept, shape=mesh.shape)
+
+        def train() -> int:
+            for group in mine.values():
+                total = torch.ones(1)
+                dist.all_reduce(total, group=group)
+                assert int(total) == group.size()
+            dist.barrier()
+            if (call.iteration, worker.rank) == (0, 1):
+                time.sleep(0.2)  # the recorder has the barrier on all ranks
+                raise ValueError("as asked")
+            if (call.iteration, worker.rank) == (1, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            while call.iteration < 2:
+                time.sleep(0.01)
+            dist.destroy_process_group()
+            return call.iteration
+
+        return call.keep_going(train, regroup)
+
+    function.__annotations__["call"] = restart.CallWrapper
+    return worker.wrap(function, **FAST)()
+
+
 def grows(stop: str) -> Any:
     """Four ranks in pairs, until the file ``stop`` is there; lost ranks come back."""
     mine: list[Any] = []

@@ -85,6 +85,13 @@ def test_nccl_keeps_the_communicator(job: Job, host: Host) -> None:
     assert made.count("2") == 4 + 2, "two pairs at first, and pair 1 after the second fault"
 
 
+def test_the_groups_of_a_mesh_are_kept_each_by_itself(job: Job) -> None:
+    assert job.start(4, f"{programs.__name__}:in_a_mesh").wait() == {0: 0, 1: 0, 2: 0, 3: -9}
+    for rank in (0, 1, 2):
+        came = [(e["shape"], e["kept"]) for e in job.events("grouped", rank=rank)]
+        assert came == [([2, 2], []), ([2, 2], ["replicate", "shard"]), ([1, 3], [])]
+
+
 def test_a_pair_is_kept_while_a_lost_rank_comes_back_in_another(
     ncclops_job: JobFactory, tmp_path: Path
 ) -> None:

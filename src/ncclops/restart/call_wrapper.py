@@ -196,6 +196,32 @@ class CallWrapper:
             raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
         return self._going.new_group(ranks, backend, timeout, device_id, group_desc)
 
+    def init_device_mesh(
+        self,
+        device_type: str,
+        mesh_shape: Sequence[int],
+        *,
+        mesh_dim_names: Sequence[str],
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+        device_id: torch.device | None = None,
+    ) -> Any:
+        """A ``DeviceMesh`` of all ranks, in ``on_membership``, once the default group is made.
+
+        In place of ``torch.distributed.init_device_mesh``, on all ranks; the product of
+        ``mesh_shape`` is their number. Its groups are those of ``new_group``, each kept or made
+        anew by itself; one of all ranks is the default group. ``backend`` is by default torch's for
+        ``device_type``; ``timeout`` and ``device_id`` are as in ``new_group``. The mesh is a new
+        object each time: what holds one of before (DTensors, FSDP) is made anew.
+
+        Raises ``ValueError`` for a shape or names that do not fit, ``RuntimeError`` outside
+        ``on_membership``, and what torch raises.
+        """
+        if self._going is None:
+            raise RuntimeError("init_device_mesh() is for use in on_membership, of keep_going()")
+        given = mesh_dim_names, backend, timeout, device_id
+        return self._going.init_device_mesh(device_type, mesh_shape, *given)
+
     @property
     def unfinished(self) -> frozenset[int] | None:
         """The initial ranks that had not returned from the function in the last iteration, if all

@@ -99,6 +99,12 @@ class KeepGoing:
             raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
         return self._beside.new_group(*args)
 
+    def init_device_mesh(self, *args: Any) -> Any:
+        """See ``CallWrapper.init_device_mesh``."""
+        if self._changing is None:
+            raise RuntimeError("init_device_mesh() is for use in on_membership, of keep_going()")
+        return self._beside.device_mesh(*args)
+
     def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         loop, torch_state = self._loop, TorchState()
         old: Membership | None = None

@@ -12,6 +12,7 @@ default group's store that each has of its own:
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from ncclops.restart._groups import gloo_sockets, kept_beside
 from ncclops.restart._groups.kept_beside import KeptGroup
@@ -106,6 +108,36 @@ class GroupsBeside:
             )
         )
         return group
+
+    def device_mesh(
+        self,
+        device_type: str,
+        shape: Sequence[int],
+        names: Sequence[str],
+        backend: str | None,
+        timeout: timedelta | None,
+        device_id: torch.device | None,
+    ) -> DeviceMesh:
+        """See ``CallWrapper.init_device_mesh``."""
+        me, size = distributed.get_rank(), distributed.get_world_size()
+        if math.prod(shape) != size or len(names) != len(shape):
+            raise ValueError(
+                f"mesh_shape={tuple(shape)} with mesh_dim_names={tuple(names)}: its product has to"
+                f" be {size}, the ranks of the default group, and each dimension needs a name"
+            )
+        backend = backend or distributed.Backend.default_device_backend_map.get(device_type)
+        if backend is None:
+            raise ValueError(f"torch has no backend for {device_type=}: backend= has to say which")
+        mesh, mine = torch.arange(size).view(*shape), []
+        for dimension, name in enumerate(names):
+            for ranks in mesh.movedim(dimension, -1).reshape(-1, shape[dimension]).tolist():
+                group = distributed.group.WORLD  # as torch has it
+                if len(ranks) < size:
+                    group = self.new_group(ranks, backend, timeout, device_id, f"mesh_{name}")
+                if me in ranks:
+                    mine.append(group)
+        groups = mine[0] if len(mine) == 1 else mine
+        return DeviceMesh.from_group(groups, device_type, mesh, mesh_dim_names=tuple(names))
 
     def _agree(
         self, number: int, description: str, ranks: Sequence[int]
