@@ -18,14 +18,14 @@ from torch.distributed import Store, distributed_c10d
 
 
 @dataclass(frozen=True)
-class KeptGroup:
+class KeptDefault:
     """``group`` is torch's object, ``timeout`` what its operations had when it was made."""
 
     group: Any
     timeout: timedelta
 
 
-_kept: KeptGroup | None = None
+_kept: KeptDefault | None = None
 # Its connection to the store, or that of a group which is about to be kept, was shut down.
 _is_cut = False
 # How many connections Gloo's device of that group has made so far: at least, and at most.
@@ -39,7 +39,7 @@ def begin() -> None:
     _fewest = _most = _at_once = 0
 
 
-def keep(group: KeptGroup) -> None:
+def keep(group: KeptDefault) -> None:
     """Have ``group``, torch's default group, outlive faults from now on."""
     global _kept
     _kept = group
@@ -74,7 +74,7 @@ def drop() -> None:
     _kept = None
 
 
-def kept() -> KeptGroup | None:
+def kept() -> KeptDefault | None:
     """The group that is kept, if it is still torch's default group: a script may end it."""
     if _kept is not None and not _is_cut and distributed.group.WORLD is _kept.group:
         return _kept

@@ -36,7 +36,7 @@ from torch.distributed import Store, distributed_c10d
 
 from ncclops.restart._groups import kept_default, shrinking
 from ncclops.restart._groups.aborting import abort_later
-from ncclops.restart._groups.kept_default import KeptGroup
+from ncclops.restart._groups.kept_default import KeptDefault
 from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import (
     RECONFIGURATIONS,
@@ -226,7 +226,7 @@ class Regrouping:
             group = distributed.group.WORLD
             handles = self._decided("handle", "handles", _handle(group), _as_list)
             if self._reconfigure(json.loads(handles)) is None:
-                kept_default.keep(KeptGroup(group, _timeout_of(group)))
+                kept_default.keep(KeptDefault(group, _timeout_of(group)))
                 return
             distributed.destroy_process_group()
         self._make("once", self._store)
