@@ -11,13 +11,15 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.restart import blocked, waiting
-from ncclops.restart._groups import aborting
+from ncclops.restart._groups import aborting, open_operations
 from tests.fakegpu.host import Host
 
 from .conftest import Job, lanes
 from .test_faults import causes, returned_from
 
 C10D = "/venv/torch/distributed/distributed_c10d.py"
+MEASURED = "/src/ncclops/worker/waits.py"
+COUNTED = open_operations.__file__
 GRAPH = ("/venv/torch/autograd/graph.py", "_engine_run_backward")
 
 
@@ -38,6 +40,8 @@ def frames(*calls: tuple[str, str], group: object = None) -> FrameType:
     [
         ([("/work/train.py", "main"), (C10D, "all_reduce")], True),
         ([("/work/train.py", "main"), (C10D, "_new_process_group_helper")], True),
+        ([(C10D, "recv"), (MEASURED, "enqueuing")], True),
+        ([(C10D, "batch_isend_irecv"), (COUNTED, "end_and_count")], True),
         ([("/venv/torch/distributed/_functional.py", "f"), ("/venv/torch/_ops.py", "call")], True),
         ([("/work/train.py", "main"), ("/venv/torch/nn/linear.py", "forward")], False),
         ([(C10D, "all_reduce"), ("/work/hook.py", "hook")], False),
@@ -55,7 +59,8 @@ def test_only_a_call_of_torch_distributed_may_wait_for_peers(
     ("files", "waits"),
     [
         (["/work/train.py", C10D], True),
-        (["/work/train.py", C10D, "/src/ncclops/worker/waits.py"], True),
+        (["/work/train.py", C10D, MEASURED], True),
+        (["/work/train.py", C10D, COUNTED], True),
         ([C10D, "/work/hook.py"], False),
         ([], False),
     ],

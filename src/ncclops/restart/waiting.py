@@ -8,8 +8,8 @@ import threading
 from traceback import walk_stack
 from types import FrameType
 
-# Around torch's calls under `ncclops launch`.
-_MEASURING = "/ncclops/worker/waits.py"
+# Ours around torch's calls: some of them under `ncclops launch` alone.
+_AROUND = ("/ncclops/worker/waits.py", "/ncclops/restart/_groups/open_operations.py")
 _TORCH = "/torch/"
 _DISTRIBUTED = "/torch/distributed/"
 # Not in these: what they wait for comes.
@@ -23,7 +23,7 @@ def is_in_collective(main_thread: FrameType) -> bool:
     """Whether it is in a call of ``torch.distributed`` that may wait for peers."""
     files, calls = [], set()
     for frame, _ in walk_stack(main_thread):
-        if frame.f_code.co_filename.endswith(_MEASURING):
+        if frame.f_code.co_filename.endswith(_AROUND):
             continue
         if not is_of_torch(frame):
             break
@@ -52,5 +52,5 @@ def is_of_torch(frame: FrameType) -> bool:
 
 def waits_for_peers(stack: str) -> bool:
     """Whether ``stack``, the text of one thread's, ends in ``torch.distributed``."""
-    files = [file for file in _FILE.findall(stack) if not file.endswith(_MEASURING)]
+    files = [file for file in _FILE.findall(stack) if not file.endswith(_AROUND)]
     return bool(files) and _DISTRIBUTED in files[-1]
