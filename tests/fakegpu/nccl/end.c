@@ -40,7 +40,8 @@ static void take_down(ncclComm_t comm, const char *how) {
     nccl_info(LOG_INIT, comm->device, "comm %p rank %d nranks %d cudaDev %d busId %x - %s COMPLETE",
               (void *)comm, comm->rank, comm->ranks, comm->device, gpu_pci_bus(comm->gpu) << 12,
               how);
-    log_event("nccl-end", "comm=%s comm_rank=%d how=%s", comm->name, comm->rank, how);
+    log_event("nccl-end", "comm=%s comm_rank=%d ranks=%d how=%s", comm->name, comm->rank,
+              comm->ranks, how);
 }
 
 /* --- aborting --------------------------------------------------------------------------------- */
