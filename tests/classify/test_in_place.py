@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -147,3 +149,35 @@ def test_a_worker_reads_no_signatures_before_it_has_to() -> None:
     )
     assert done.stdout.split() == ["ncclops.classify", "ncclops.classify.in_place"], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_the_signatures_of_a_site_count_in_a_worker_as_they_do_in_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks took what the site says of a failure for one of the script's, and ended the job."""
+    error = "OSError: [Errno 5] Input/output error: '/data/shard-1.tar'"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    try:
+        in_place._signatures.cache_clear()
+        assert in_place.judge(error).is_script_s
+        directory = tmp_path / "ncclops/signatures"
+        directory.mkdir(parents=True)
+        (directory / "data.toml").write_text(
+            dedent(f"""\
+            [[signature]]
+            id = "data-server"
+            class = "network-transport"
+            role = "cause"
+            literals = ["/data/shard"]
+            retry = "retry-after-cooldown"
+            summary = "the data server does not answer"
+            remedy = ["tell its owners"]
+            examples = ["{error}"]
+            near_misses = ["/data"]
+            """)
+        )
+        in_place._signatures.cache_clear()
+        assert in_place.judge(error).summary == "the data server does not answer"
+        assert not in_place.judge(error).is_script_s
+    finally:
+        in_place._signatures.cache_clear()

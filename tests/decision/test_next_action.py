@@ -46,6 +46,8 @@ ROWS: dict[str, tuple[Classification, Decision, dict[str, Any], str]] = {
     "a mistake that is a guess": (found("fix-code", confidence=0.7), STOP, {}, "unknown"),
     "a failure that the workers know to come back": (
         found("none"), STOP, {"progressed": True, "escalated": GIVEN_UP}, "fix"),
+    "one of which the workers say so, and its class that it passes": (
+        found("retry-after-cooldown"), STOP, {"escalated": GIVEN_UP}, "unknown"),
     "a broken GPU, whatever the log says": (
         found("fix-code"), STOP, {"gpu_broken": True}, "replace-node"),
     "the scheduler has ended it": (found("none", "preempted"), STOP, {}, "retry"),

@@ -11,7 +11,7 @@ import pytest
 
 from ncclops.diagnose.story import complete, tell
 from ncclops.record import event_log
-from ncclops.record.events import WorkerExitedEvent, WorkerStartedEvent
+from ncclops.record.events import EscalationEvent, WorkerExitedEvent, WorkerStartedEvent
 from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord
 from tests.conftest import CompletedText, run_ncclops
 
@@ -236,6 +236,28 @@ def test_a_hang_that_restarts_do_not_mend_is_told_as_one(
     assert any(step.kind == "restart" for step in story.tried)
     assert story.stopped
     assert "peer-exit" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "expected"),
+    [
+        ("2 times at the same place", "{reason}", "2 times at the same place"),
+        ("peer-exit, which no new start changes: it had ended", "peer-exit is not retried: look",
+         "peer-exit is not retried: look"),
+        ("2 times at the same place", "peer-exit is not retried: look",
+         "2 times at the same place; peer-exit is not retried: look"),
+    ],
+    ids=["the policy repeats the workers", "both speak of the class", "two reasons"],
+)  # fmt: skip
+def test_why_it_stopped_says_each_thing_once(
+    tmp_path: Path, words: str, why: str, expected: str
+) -> None:
+    told = tell(tmp_path, None, None, PEER_GONE, node="n0", attempt=0)
+    assert told is not None
+    reason = f"OSError: gone (f.py:1): {words}"
+    asked = EscalationEvent(to="stop", reason=reason, failure=("OSError: gone", "f.py:1"))
+    whole = complete(told, [asked], [], node="n0", ended="", why=why.format(reason=reason))
+    assert whole.stopped == expected
 
 
 def test_a_run_of_an_older_version_is_told_from_what_it_left(mismatched: Path) -> None:

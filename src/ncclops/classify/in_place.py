@@ -99,10 +99,12 @@ def _first_line(quoted: re.Match[str]) -> str:
     return quoted[1]
 
 
+@functools.cache
 def _signatures() -> tuple[Signature, ...]:
-    from ncclops.classify.loader import shipped_signatures
+    """A site's and a user's too: the agent judges by them, and two answers would contradict."""
+    from ncclops.classify.loader import standing_signatures
 
-    return shipped_signatures().signatures
+    return standing_signatures().signatures
 
 
 @functools.cache

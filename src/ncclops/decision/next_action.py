@@ -40,15 +40,16 @@ def next_action(
     """What may mend a failure that ``verdict`` is the class of, and ``retry`` the decision on.
 
     ``fix`` is said of a failure before the first new step, or where the workers know that it comes
-    back. After that a start from a checkpoint gets further all the same, maybe past it. A policy of
-    which the job has had its share is not recommended again.
+    back, unless its class is one that passes. After that a start from a checkpoint gets further all
+    the same, maybe past it. A policy of which the job has had its share is not recommended again.
     """
     if gpu_broken:
         return "replace-node"
-    if escalated is not None and escalated.to == "stop":
-        return "fix"
-    if verdict.retry_policy in ELIGIBLE_POLICIES and retry.action == "stop":
+    passes = verdict.retry_policy in ELIGIBLE_POLICIES
+    if passes and retry.action == "stop":
         return "unknown"
+    if escalated is not None and escalated.to == "stop" and not passes:
+        return "fix"
     action = _BY_POLICY[verdict.retry_policy]
     if verdict.signature is not None:
         action = _BY_CLASS.get(verdict.class_, action)

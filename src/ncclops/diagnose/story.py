@@ -209,7 +209,9 @@ def complete(
     is_said = ended.startswith(f"rank {told.rank} ") or any(
         line.endswith(ended.removeprefix("hang: ")) for line in told.proof
     )
-    reasons = [_own_words(last) if last is not None and last.to == "stop" else "", why]
+    reasons = [why]
+    if last is not None and last.to == "stop":
+        reasons = _why_no_more(told.class_, last, why)
     broken = [f"rank {fault.rank}: {fault}" for fault in gpu_faults if str(fault) not in told.what]
     if ended and told.class_ in _SHOW_NOTHING and told.what == told.summary:
         # The output is all there is, and shows nothing: no class of failure, no advice on a log.
@@ -362,6 +364,15 @@ def _output(failure: FirstFailure | None, told: Story) -> list[str]:
     lines = (own_code.without_rank(line).rstrip() for line in failure.tail)
     theirs = [line for line in lines if line and not line.startswith(_OUR_LINES)]
     return [line[:_MOST_CHARS] for line in theirs if line not in told.what][-_OUTPUT_LINES:]
+
+
+def _why_no_more(class_: str | None, asked: EscalationEvent, why: str) -> list[str]:
+    """Why the workers have ``asked`` for the end, and ``why`` the policy agrees, each thing once:
+    it may be in their words, and it speaks of the failure's ``class_`` as they may."""
+    own = _own_words(asked)
+    if why == asked.reason:
+        return [own]
+    return [why] if own.startswith(f"{class_}, ") and why.startswith(f"{class_} ") else [own, why]
 
 
 def _own_words(escalation: EscalationEvent) -> str:
