@@ -53,7 +53,7 @@ def scan(
     live._patience.begin()
     live._finishing.set()  # the processes have ended before the thread looks for the first time
     live.start()
-    return live.finish({}, None, starting_up=None, driver={}, last_words={}), printed
+    return live.finish({}, None, starting_up=None, driver={}, memory={}, last_words={}), printed
 
 
 def test_the_last_lines_of_a_flood_are_classified_and_the_gap_is_named(tmp_path: Path) -> None:

@@ -261,3 +261,15 @@ def test_a_job_that_is_done_is_not_done_on_a_rank_that_was_lost(made: Made, tmp_
     team = made.end(rank0=GOOD, rank1=GOOD, rank2=GOOD, rank3=KILLED)
     assert team.finished == {0, 1, 2}
     assert team.has_failed(team.workers[3])
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["by the kernel", "by the agent"])
+def test_the_oom_killer_explains_the_end_of_a_killed_rank_only(made: Made, asked: bool) -> None:
+    team = made.end(rank0=BAD, rank2=KILLED)
+    team.asked_to_stop = {2} if asked else set()
+    for worker in (team.workers[0], team.workers[2]):
+        team.note_memory(worker, None)
+    assert not team.explained
+    for worker in (team.workers[0], team.workers[2]):
+        team.note_memory(worker, "out of memory")
+    assert team.explained == team.out_of_memory == ({} if asked else {2: "out of memory"})

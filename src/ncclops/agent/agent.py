@@ -59,6 +59,7 @@ from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import advice, described
 from ncclops.host import process_tree
+from ncclops.host.oom_kills import OomKills
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.receipts.observation import Observation
 from ncclops.record import events, receipt_records, shared_page
@@ -320,6 +321,7 @@ class _Agent:
             attached=Streams() if self._job.attached is None else self._attached.open(),
             fork_servers=self._fork_servers,
             drain=self._attached.drain,
+            oom_kills=OomKills(),
         )
         number, environ = 0, dict[str, str]()
         while True:

@@ -47,6 +47,7 @@ from ncclops.exhausted import advice, described
 from ncclops.health.hang import HangVerdict
 from ncclops.host import process_tree
 from ncclops.host.nvml import GpuName
+from ncclops.host.oom_kills import OomKills
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import progress, shared_page
 from ncclops.record.event_values import GpuFault
@@ -106,6 +107,7 @@ class AttemptContext:
     attached: Streams  # of the rank that gets standard input, if one does
     fork_servers: ForkServers
     drain: Callable[[], None]  # have what that rank has written in its log
+    oom_kills: OomKills
 
 
 class RunningAttempt:
@@ -338,6 +340,7 @@ class RunningAttempt:
                 hang,
                 starting_up=starting_up,
                 driver=driver,
+                memory=self.team.out_of_memory,
                 last_words=last_output.last_words(self._run, self.number, exits),
             )
 
@@ -468,12 +471,18 @@ class RunningAttempt:
         page = self._run.paths.rank(worker.rank).progress
         if ended.signal == "SIGBUS" and shared_page.is_cut_short(page):
             self.team.explained[worker.rank] = f"{self._run.shown(page)} was truncated"
+        self.team.note_memory(worker, self._context.oom_kills.risen())
         self._context.collect()  # what it reported last, before its end is judged
         self._context.collect_receipts()
         self.watching.flush()
         self.team.release()
         self._run.add(
-            WorkerExitedEvent(rank=worker.rank, exit_code=ended.code, signal=ended.signal)
+            WorkerExitedEvent(
+                rank=worker.rank,
+                exit_code=ended.code,
+                signal=ended.signal,
+                why=self.team.out_of_memory.get(worker.rank),
+            )
         )
         if self.team.has_failed(worker) and worker.rank not in self.team.asked_to_stop:
             self._gpus.judge(worker.rank)

@@ -20,7 +20,7 @@ from ncclops.agent.hang_action import Hang
 from ncclops.agent.network_watch import NetworkLines
 from ncclops.agent.workers import Exit
 from ncclops.classify import Classification, Report, Scanner
-from ncclops.classify.model import EXITS, Stats
+from ncclops.classify.model import EXITS, KERNEL, Stats
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch
@@ -99,6 +99,7 @@ class LiveScan:
         *,
         starting_up: bool | None,
         driver: Mapping[int, Sequence[str]],
+        memory: Mapping[int, str],
         last_words: Mapping[int, str],
     ) -> LiveDiagnosis:
         """Read to the end and judge. Blocks until that is done: seconds, by ``backlog``.
@@ -106,8 +107,9 @@ class LiveScan:
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
         nothing else. ``hang`` is what the hang watch has found.
         ``starting_up``: not all process groups have completed a collective; None: not known.
-        ``driver`` are lines about the GPUs of ranks that failed, ``last_words`` what scripts have
-        handed to ``sys.exit``.
+        ``driver`` are lines about the GPUs of ranks that failed, ``memory`` is what the kernel
+        tells of ranks that the OOM killer has ended, ``last_words`` what scripts have handed to
+        ``sys.exit``.
         """
         self._patience.begin()
         self._finishing.set()
@@ -120,6 +122,8 @@ class LiveScan:
             return unread(str(self._failure), self._failure)
         for rank, lines in driver.items():
             self._scanner.feed(rank, DRIVER, "".join(f"{line}\n" for line in lines))
+        for rank, text in memory.items():
+            self._scanner.feed(rank, KERNEL, f"{text}\n")
         for rank, text in last_words.items():
             self._scanner.feed(rank, EXITS, f"SystemExit: {text}\n")
         for rank, end in exits.items():

@@ -44,6 +44,7 @@ class Team:
     explained: dict[int, str] = field(
         default_factory=dict
     )  # why ranks died, as the agent has found
+    out_of_memory: dict[int, str] = field(default_factory=dict)  # of these, the OOM killer's
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
@@ -79,6 +80,7 @@ class Team:
             self.forget([worker for worker in self.ended if worker.rank == rank])
             self.why_ended.pop(rank, None)
             self.explained.pop(rank, None)
+            self.out_of_memory.pop(rank, None)
             self.ended_for_hang.discard(rank)
 
     def forget(self, workers: Collection[Worker]) -> None:
@@ -150,6 +152,14 @@ class Team:
         had reached the point from which they can.
         """
         return not self.restarts_in_process or worker.rank not in self.entered
+
+    def note_memory(self, worker: Worker, told: str | None) -> None:
+        """``told`` is that the OOM killer has ended a process, once ``worker`` has ended; of one
+        that the agent ended itself, it says nothing."""
+        ended_by_us = self.asked_to_stop | self.hung | self.ended_for_hang
+        killed = worker.exit is not None and worker.exit.signal == "SIGKILL"
+        if told is not None and killed and worker.rank not in ended_by_us:
+            self.explained[worker.rank] = self.out_of_memory[worker.rank] = told
 
     def endings(self) -> list[WorkerEnding]:
         """How the workers ended: first those that did, in their order, then the rest."""

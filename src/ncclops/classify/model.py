@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 SCHEMA = "ncclops.classify/1"
 # The ``file`` of evidence that was given as a value: how ranks ended, and hangs.
-EXITS, HANGS = "exit status", "hang watch"
+EXITS, HANGS, KERNEL = "exit status", "hang watch", "kernel"
 
 FailureClass = Literal[
     "bootstrap",

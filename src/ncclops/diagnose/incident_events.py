@@ -38,9 +38,12 @@ class WorkerEnd:
     signal: str | None
     how: str | None = None
     """In words, where the process was another node's and there is no more."""
+    why: str | None = None
+    """What the kernel tells of it, where that is known."""
 
     def __str__(self) -> str:
-        return self.how or exit_status(self.code, self.signal)
+        how = self.how or exit_status(self.code, self.signal)
+        return how if self.why is None else f"{how}, {self.why}"
 
 
 def worker_end(events: Sequence[Event], rank: int, not_before: float) -> WorkerEnd | None:
@@ -52,7 +55,7 @@ def worker_end(events: Sequence[Event], rank: int, not_before: float) -> WorkerE
             return WorkerEnd(None, None, event.how)
         if isinstance(event, WorkerExitedEvent):
             known = event.exit_code is not None or event.signal is not None
-            return WorkerEnd(event.exit_code, event.signal) if known else None
+            return WorkerEnd(event.exit_code, event.signal, why=event.why) if known else None
     return None
 
 

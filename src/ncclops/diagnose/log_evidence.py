@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ncclops.classify.model import KERNEL
 from ncclops.diagnose.incident_events import WorkerEnd
 from ncclops.record import snapshot_files, snapshot_records
 from ncclops.record.paths import RunPaths, numbered
@@ -41,6 +42,7 @@ def classify_rank(
         scanner.feed(rank, REPORTED, f"{said}\n")
     if end is not None:
         scanner.add_exit(rank, code=end.code, signal=end.signal)
+        scanner.feed(rank, KERNEL, "" if end.why is None else f"{end.why}\n")
     report = scanner.verdict()
     if not report.verdict.names_failure:
         return None

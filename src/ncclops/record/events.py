@@ -146,6 +146,8 @@ class WorkerExitedEvent(Event, tag="worker-exited", frozen=True, kw_only=True):
     """null: a signal ended it"""
     signal: str | None = None
     """the signal's name, such as `SIGKILL`"""
+    why: str | None = None
+    """that the kernel's OOM killer has ended it, where its memory cgroup shows that"""
 
 
 class ScriptExitEvent(Event, tag="script-exit", frozen=True, kw_only=True):
