@@ -14,10 +14,12 @@ from ncclops.record.events import (
     CompileWarmupEvent,
     Event,
     FaultEvent,
+    HangEvent,
     RestartEvent,
     RetryEvent,
     RunStartedEvent,
     StepEvent,
+    StopForcedEvent,
     StopRequestedEvent,
     VerdictEvent,
     WorkerExitedEvent,
@@ -97,6 +99,24 @@ def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
         ("steps", 82, 90),
         ("end", 90, 91),
     ]
+
+
+def test_ranks_that_stand_still_do_not_train() -> None:
+    """A job that hung until it was stopped had made steps for 98 % of its time."""
+    forced = [
+        StopForcedEvent(ts=900, ranks=[0, 1], late=[0, 1]),
+        VerdictEvent(ts=902, outcome="failed"),
+    ]
+    hang = HangEvent(ts=700, rank=1, culprits=[1], cause="step counter stale")
+    fault = FaultEvent(ts=701, cause="rank 1 hangs", rank=1)
+    stood = ("unmeasured", 75)
+    assert rounded([*TRAINING, *forced])[3:] == [("steps", 25, 75), (*stood, 902)]
+    assert rounded([*TRAINING, hang, fault])[3:] == [("steps", 25, 75), (*stood, 701)]
+    # One that went on was no hang; and a stop by force may be for want of a point to end at.
+    more = [StepEvent(ts=800, step=51, step_s=1.0), VerdictEvent(ts=801, outcome="failed")]
+    assert rounded([*TRAINING, hang, *more])[4:] == [(*stood, 799), ("steps", 799, 801)]
+    no_point = [StopForcedEvent(ts=100, ranks=[0, 1]), VerdictEvent(ts=102, outcome="failed")]
+    assert rounded([*TRAINING, *no_point])[3:] == [("steps", 25, 102)]
 
 
 def test_a_fault_that_is_recorded_after_its_restart_is_no_second_one() -> None:
@@ -199,6 +219,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(RetryEvent, ts=TIMES),
     st.builds(WorkerExitedEvent, ts=TIMES),
     st.builds(StopRequestedEvent, ts=TIMES),
+    st.builds(StopForcedEvent, ts=TIMES, late=st.lists(st.integers(0, 3))),
+    st.builds(HangEvent, ts=TIMES, culprits=st.just([1]), cause=st.just("it stands still")),
     st.builds(VerdictEvent, ts=TIMES, outcome=st.just("failed")),
 )
 

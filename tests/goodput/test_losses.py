@@ -11,6 +11,7 @@ from ncclops.goodput.losses import NEW_PROCESSES, PAUSE, REDONE, SEAT, UNFINISHE
 from ncclops.record.events import (
     Event,
     FaultEvent,
+    HangEvent,
     RestartEvent,
     RetryEvent,
     RunStartedEvent,
@@ -60,6 +61,20 @@ def test_a_restart_in_place_is_told_by_its_phases() -> None:
     )
     assert found.useful == pytest.approx(50 + 20)
     assert found.ideal == pytest.approx(120 - 25)
+
+
+def test_a_hang_is_lost_from_its_last_step_on() -> None:
+    hang = HangEvent(ts=700, rank=1, culprits=[1], cause="step counter stale")
+    found = of(
+        [
+            *TRAINING,
+            hang,
+            FaultEvent(ts=701, cause="it hangs", rank=1),
+            VerdictEvent(ts=702, outcome="failed"),
+        ]
+    )
+    assert found.useful == 50
+    assert found.lost == pytest.approx({UNFINISHED: 626, NEW_PROCESSES: 1})
 
 
 def test_new_processes_and_a_start_in_vain() -> None:

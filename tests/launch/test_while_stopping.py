@@ -20,6 +20,20 @@ Start = Callable[..., Background]
 Ncclops = Callable[..., CompletedText]
 
 
+HANGS = f"""{IN_SCRIPT}
+import time
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group(**lane)
+for n in range(10**9):
+    if n == 15 and dist.get_rank() == 1:
+        open("hangs", "w").close()
+        time.sleep(10000)
+    dist.all_reduce(torch.ones(100, device=device))
+    receipt.step(n)
+"""
+
+
 def fails_while_stopping(how: str, receipts: Path) -> str:
     """The last rank fails within its part of the stop, once rank 0 has done its own."""
     return f"""{IN_SCRIPT}
@@ -123,22 +137,10 @@ def test_a_rank_that_hangs_is_named_and_not_waited_for_until_the_grace_time_is_o
         f'description = "x"\nextends = "{GLOO.profile}"\n'
         '[timeouts]\nstop_grace = "1h"\n[watch]\nhang = "14s"\nquiet = "15s"\n'
     )
-    source = f"""{IN_SCRIPT}
-import time
-import torch.distributed as dist
-from ncclops import receipt
-dist.init_process_group(**lane)
-for n in range(10**9):
-    if n == 15 and dist.get_rank() == 1:
-        open("hangs", "w").close()
-        time.sleep(10000)
-    dist.all_reduce(torch.ones(100, device=device))
-    receipt.step(n)
-"""
     with (tmp_path / "said").open("wb") as said:
         launcher = background(
             *("launch", "--profile", str(profile), "--nproc-per-node", "2", "--run-dir", "run"),
-            script(source),
+            script(HANGS),
             stderr=said,
         )
     wait_for(tmp_path / "hangs")
@@ -154,6 +156,27 @@ for n in range(10**9):
     told = (tmp_path / "said").read_text()
     assert "ranks 0, 1 have not come to step 15: waiting for " in told
     assert "`ncclops stop run --grace 5s` shortens that" in told
+
+
+@pytest.mark.parametrize("restart", ["in-process", "process"])
+def test_where_ranks_stood_that_did_not_come_to_the_end_in_time_is_told_afterwards(
+    background: Start, script: Script, tmp_path: Path, ncclops: Ncclops, restart: str
+) -> None:
+    """Of a job that hung until it was stopped, nothing told who had hung, and where."""
+    launcher = background(
+        *("launch", "--profile", GLOO.profile, "--nproc-per-node", "2", "--run-dir", "run"),
+        *("--restart", restart),
+        script(HANGS),
+    )
+    wait_for(tmp_path / "hangs")
+    assert ncclops("stop", "run", "--grace", "1s").returncode == 0
+    assert launcher.wait(LIMIT_S) == 1
+    (forced,) = Run(tmp_path / "run").named("stop-forced")
+    assert forced["late"] == [0, 1]
+    told = ncclops("diagnose", "run").stdout
+    assert "rank 1 on " in told
+    assert "never entered all_reduce" in told
+    assert "time.sleep(10000)" in told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from ncclops.agent import (
     hosted_store,
@@ -76,6 +77,8 @@ _EXITS_WITHIN_S = 10.0
 _LEAVES_WITHIN_S = 30.0
 # For a rank elsewhere, which knows of those that have ended here in a second, and then leaves.
 _OTHERS_REPORT_WITHIN = timedelta(seconds=5)
+# Of the time that a scheduler leaves to a job that it stops.
+_LATE_LIMIT = timedelta(seconds=2)
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
 _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
 
@@ -265,6 +268,7 @@ class RunningAttempt:
             context.note,
             self.watching.steps_printed,
             others,
+            self._record_late,
             spare=self._place.spare,
         )
         if self.hang is not None:
@@ -294,6 +298,20 @@ class RunningAttempt:
         failed = [] if failure is None else [failure]
         failed += [worker for worker in self.team.ended if worker is not failure]
         hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
+        await self._record(failed, hung)
+
+    async def _record_late(self, ranks: Sequence[int], what: str) -> None:
+        """Where all ranks are, of which ``ranks`` are to be ended by force for ``what``: nothing
+        else will show it."""
+        incident = await self._record([], dict.fromkeys(ranks, what), _LATE_LIMIT)
+        if incident is not None:
+            run = self._run.shown()
+            self._context.say(f"where they are: `ncclops incident {run} {incident.name}`")
+
+    async def _record(
+        self, failed: Sequence[workers.Worker], hung: Mapping[int, str], limit: timedelta = LIMIT
+    ) -> Path | None:
+        incident = None
         with self._context.errors.recorded("taking snapshots"), suppress(OSError):
             # A full disk must not keep workers from being ended.
             record = partial(
@@ -308,9 +326,11 @@ class RunningAttempt:
                 attempt=self.number,
                 hung=hung,
                 elsewhere=self.elsewhere,
+                limit=limit,
             )
-            await in_thread(record, _INCIDENT_LIMIT_S)
+            incident = await in_thread(record, _INCIDENT_LIMIT_S)
         old_snapshots.tidy(self._run, self._context.say)
+        return incident
 
     async def close(self) -> LiveDiagnosis:
         """End what is left of the attempt; what its output shows."""

@@ -12,7 +12,8 @@ Before the first step and update either may still come, so both are waited for, 
 printed steps: then neither will. Where there is no point, or it does not come within the grace
 time, a line says so; then all groups are aborted, and after that the processes are signalled. So
 they are at once where a rank is found to hang meanwhile. Ranks that do not move are named after a
-few seconds, with what shortens the time.
+few seconds, with what shortens the time, and where they are is recorded before they are ended by
+force.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum, auto
@@ -106,7 +107,8 @@ class TeamStop:
 
     ``steps_printed``: how many a rank's output shows.
     ``others``: how the agents of the other nodes agree on it, if there are any; ``spare``: this
-    node's ranks wait in reserve, unless they have been called.
+    node's ranks wait in reserve, unless they have been called. ``record_late`` records where all
+    ranks are, before some are ended by force: these ranks, and what they have not done.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class TeamStop:
         note: Callable[[str], None],
         steps_printed: Callable[[int], int],
         others: StopAgreement | None = None,
+        record_late: Callable[[Sequence[int], str], Awaitable[None]] | None = None,
         *,
         spare: bool = False,
     ) -> None:
@@ -128,6 +131,8 @@ class TeamStop:
         self._say, self._note = say, note
         self._steps_printed = steps_printed
         self._others, self._spare = others, spare
+        self._record_late = record_late
+        self._clock: Clock | None = None  # by which the point is agreed
         self._point: str | None = None  # where all are to end, once that is agreed
         self._agreed: int | None = None  # the same, on its clock
         self._hung: str | None = None  # why the point will not come
@@ -150,7 +155,8 @@ class TeamStop:
         if way is Way.SIGNAL:
             limit = self._left()
         elif not self._stop.hurry:
-            await self._abort_groups(self._why_by_force(way))
+            late = await self._tell_where_late_ranks_are()
+            await self._abort_groups(self._why_by_force(way), late)
         await self.signal_all(limit)
 
     async def force(self, why: str) -> None:
@@ -296,7 +302,7 @@ class TeamStop:
     def _tell_who_is_late(self, readings: dict[int, int | None]) -> None:
         if self._agreed is None or self._left() < _TOLD_AFTER:
             return  # it is over soon
-        late = [rank for rank, at in readings.items() if at is None or at < self._agreed]
+        late = self._late(readings, self._agreed)
         ranks = late or list(readings)
         has = "has" if len(ranks) == 1 else "have"
         what = (
@@ -309,6 +315,19 @@ class TeamStop:
             f" `ncclops stop {run} --grace 5s` shortens that, `ncclops stacks {run}` shows where"
             " they are"
         )
+
+    def _late(self, readings: dict[int, int | None], agreed: int) -> list[int]:
+        return [rank for rank, at in readings.items() if at is None or at < agreed]
+
+    async def _tell_where_late_ranks_are(self) -> list[int]:
+        """Of ranks that have not come to the agreed point, once the time is over; these ranks."""
+        if self._clock is None or self._agreed is None or self._team.final_failure() is not None:
+            return []
+        late = self._late(self._readings(self._clock), self._agreed)
+        if late and self._record_late is not None:
+            what = f"has not come to {self._point} in the time that it was given"
+            await self._record_late(late, what)
+        return late
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.0, self._stop.deadline - time.monotonic()))
@@ -341,7 +360,7 @@ class TeamStop:
             name, agreed = f"update {point}{since}", StopAgreedEvent(update=point, ranks=ranks)
         self._job.run.add(agreed)
         if point:  # 0: the first, which may never come
-            self._point, self._agreed = name, point
+            self._point, self._agreed, self._clock = name, point, clock
             self._note(f"all ranks are to end after {name}")
 
     def _page_of(self, rank: int) -> Path:
@@ -373,9 +392,9 @@ class TeamStop:
         pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
         return any(page is not None and page.phase == INPUT_PHASE for page in pages)
 
-    async def _abort_groups(self, why: str) -> None:
+    async def _abort_groups(self, why: str, late: Sequence[int] = ()) -> None:
         ranks = [worker.rank for worker in self._team.running()]
-        self._job.run.add(StopForcedEvent(ranks=ranks, reason=why))
+        self._job.run.add(StopForcedEvent(ranks=ranks, reason=why, late=list(late)))
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
         await self._abort()
 

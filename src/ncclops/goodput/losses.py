@@ -13,6 +13,7 @@ REDONE = "steps done again"
 SEAT = "waiting for lost ranks to come back"
 NEW_PROCESSES = "ending and starting processes"
 PAUSE = "pause before a retry, and waiting for nodes"
+_TRAINING = ("steps", "redone")
 _STARTING = ("start-up", "compile", "unmeasured")
 _PAUSES = ("restart", "cool-down")
 
@@ -42,7 +43,7 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
     last step before a fault had ended.
     """
     events = list(events)
-    trained = next((n for n, each in enumerate(spans) if each.kind in ("steps", "redone")), None)
+    trained = next((n for n, each in enumerate(spans) if each.kind in _TRAINING), None)
     if trained is None:
         return None
     begins = trained
@@ -56,13 +57,15 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
 
     for number, span in enumerate(spans):
         followed = number + 1 < len(spans) and spans[number + 1].kind in _PAUSES
-        if span.kind in ("steps", "redone"):
+        if span.kind in _TRAINING:
             last = _last_step(events, span) if followed else span.end
             lose(UNFINISHED, span.end - last)
             if span.kind == "redone":
                 lose(REDONE, last - span.start)
             else:
                 useful += last - span.start
+        elif span.kind == "unmeasured" and number and spans[number - 1].kind in _TRAINING:
+            lose(UNFINISHED, span.seconds)
         elif span.kind == "restart":
             phases = _phases(events, span)
             for cause, seconds in phases.items():

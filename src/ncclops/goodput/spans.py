@@ -6,7 +6,8 @@ steps        training; unknown without a `step` or `compile-warmup` event
 redone       steps that were done before and lost in a fault
 restart      from a fault until the function is entered again, or new processes start
 cool-down    the pause before a retry
-unmeasured   after start-up, where nothing is seen of training
+unmeasured   after start-up, where nothing is seen of training: no step so far, or none any more
+             in a hang that was found, or until ranks that stood still were stopped by force
 end          from the end of the first worker to the verdict
 """
 
@@ -25,10 +26,12 @@ from ncclops.record.events import (
     CompileWarmupEvent,
     Event,
     FaultEvent,
+    HangEvent,
     RestartEvent,
     RetryEvent,
     RunStartedEvent,
     StepEvent,
+    StopForcedEvent,
     VerdictEvent,
     WorkerExitedEvent,
     WorkerStartedEvent,
@@ -146,6 +149,10 @@ class _Timeline:
                 pass  # each rank reports for itself, and this one after the restart
             case FaultEvent() if self._kind not in ("cool-down", "restart"):
                 self._turn("restart", ts if self._exited is None else self._exited)
+            case HangEvent():
+                self._stood_still()
+            case StopForcedEvent() if event.late:
+                self._stood_still()
             case RestartEvent():
                 self._restart(event)
             case RetryEvent():
@@ -161,6 +168,10 @@ class _Timeline:
         if self._exited is not None:
             self._turn("end", self._exited)
         self._turn(self._kind, ts)
+
+    def _stood_still(self) -> None:
+        if self._kind in ("steps", "redone") and self._last_step is not None:
+            self._turn("unmeasured", self._last_step[1])
 
     def _restart(self, event: RestartEvent) -> None:
         self._turn("restart", event.ts - sum(event.phases_ms.values()) / 1000)

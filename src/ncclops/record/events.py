@@ -650,6 +650,8 @@ class StopForcedEvent(Event, tag="stop-forced", frozen=True, kw_only=True):
     """the ranks of this node that still run"""
     reason: str = ""
     """why"""
+    late: list[int] = []
+    """those that have not come to the step or update after which all were to end"""
 
 
 TYPES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
