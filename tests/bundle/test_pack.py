@@ -36,6 +36,15 @@ def test_records_go_in_and_what_else_lies_there_does_not(run: Path, tmp_path: Pa
     assert [left["path"] for left in packed.manifest()["left_out"]] == ["model.bin"]
 
 
+def test_stacks_that_somebody_has_asked_for_go_in(run: Path, tmp_path: Path) -> None:
+    """Of a job that hung they may be all that shows where."""
+    stacks = run / "where/0/rank0/stacks.txt"
+    stacks.parent.mkdir(parents=True)
+    stacks.write_text("File train.py, line 3\n")
+    pack(run, tmp_path / "run.tar.gz")
+    assert "run/where/0/rank0/stacks.txt" in names(tmp_path / "run.tar.gz")
+
+
 def test_no_secret_goes_in(run: Path, tmp_path: Path) -> None:
     pack(run, tmp_path / "run.tar.gz")
     with tarfile.open(tmp_path / "run.tar.gz") as tar:

@@ -274,6 +274,8 @@ def test_a_file_that_is_there_is_replaced_only_by_force(
     refused = ncclops_in_process("report", run_dir, "-o", page)
     assert refused.returncode == 2 and f"{page} exists: name another" in refused.stderr
     assert page.read_text() == "of another run"
+    # A run that is not there comes first: with another page it would not be there either.
+    assert "exists" not in ncclops_in_process("report", run_dir / "no", "-o", page).stderr
     assert ncclops_in_process("report", run_dir, "-o", page, "--force").returncode == 0
     assert "20260101-abc" in page.read_text()
     assert ncclops_in_process("report", run_dir, "-o", "/dev/null").returncode == 0

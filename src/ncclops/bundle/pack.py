@@ -48,7 +48,7 @@ _TOP = frozenset(
     {RUN_FILE, EVENTS, VERDICT_FILE, PREFLIGHT_FILE}
     | {AGENT_LOG, STORE_LOG, NODES_LOG, FORK_SERVER_LOG}
 )
-_FOLDERS = frozenset({"ranks", "incidents", "nodes"})
+_FOLDERS = frozenset({"ranks", "incidents", "nodes", "where"})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})
 _TOO_DEEP = "JSON of too many levels"

@@ -25,9 +25,10 @@ def report(
     from ncclops.report.page import render
     from ncclops.report.records import read
 
+    found = find(run)
     if output.is_file() and not force:
         raise UsageError(f"{output} exists: name another file with -o, or give --force")
-    page = render(read(find(run).path))
+    page = render(read(found.path))
     if str(output) == "-":
         echo(page)
         return 0
