@@ -14,6 +14,7 @@ install() { # install EXTRAS: this checkout, editable, with the torch that the c
   local made stamp="$VENV/installed-$1"
   made="$PWD $(cat pyproject.toml constraints.txt | cksum)"
   [ "$(cat "$stamp" 2>/dev/null)" != "$made" ] || return 0
+  echo "installing into $VENV what is needed for '$1': some minutes the first time" >&2
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint constraints.txt --editable ".[$1]"
   # pip would compile one file after the other. What is large and used in part is compiled as it is

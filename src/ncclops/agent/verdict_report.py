@@ -88,12 +88,14 @@ def measure_goodput(run: RunDirectory, offset_at_start: float) -> Goodput | None
 
 
 def _receipt(receipt: JudgedReceipt) -> str:
-    """The judgement in one line: healthy and its figures, or the first rule that is broken."""
+    """The judgement in one line: healthy and its figures, or the rules that are broken."""
     if not receipt.shows_training:
         return f"receipt: none, the output shows no training ({receipt.verdict})"
     if not receipt.healthy:
-        broken = next((rule for rule in receipt.rules if not rule.ok), None)
-        return f"receipt: {receipt.verdict}" + (f": {broken.rule}: {broken.note}" if broken else "")
+        broken = [rule for rule in receipt.rules if not rule.ok]
+        parts = [f"{rule.rule}: {rule.note}" for rule in broken[:1]]
+        parts += [rule.rule for rule in broken[1:]]
+        return ": ".join(filter(None, (f"receipt: {receipt.verdict}", "; ".join(parts))))
     figures = [f"{receipt.steps} steps reported"]
     if receipt.compile_warmup_s is not None:
         figures.append(f"warm-up {receipt.compile_warmup_s:.2f}s")

@@ -164,7 +164,8 @@ def _three_steps(facts: Facts) -> Rule:
 def _peak_memory(facts: Facts) -> Rule:
     if facts.peak is not None:
         return Rule("peak-memory", True, facts.peak, "the highest reported")
-    return Rule("peak-memory", False, None, "not reported")
+    note = "not reported, by `receipt.peak_memory()` or in a printed line"
+    return Rule("peak-memory", False, None, note)
 
 
 def _end_marker(facts: Facts) -> Rule:
