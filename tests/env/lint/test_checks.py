@@ -147,6 +147,26 @@ def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_IB_DISABEL", "NCCL_IB_DISABLE"),
+        ("NCCL_P2P_DISBLE", "NCCL_P2P_DISABLE"),
+        ("NCCL_SOKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEBGU", "NCCL_DEBUG"),
+        ("NCCL_IB_HAC", "NCCL_IB_HCA"),
+    ],
+)
+def test_a_slip_of_the_pen_is_no_choice_of_three_and_is_repaired(name: str, meant: str) -> None:
+    finding = found(**{name: "1"})["unknown-name"]
+    assert finding.remedy == f"did you mean {meant}?"
+    assert finding.repair == (name, meant)
+
+
+def test_another_letter_in_a_short_name_is_not_repaired() -> None:
+    assert found(NCCL_IB_TX="3")["unknown-name"].repair is None
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("NCCL_DEBUG_FILE", "/tmp/nccl.%x.%p"),

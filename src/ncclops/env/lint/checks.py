@@ -111,6 +111,9 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     is_place = _PLACES.fullmatch(name) is not None or _PATH.match(setting.value or "") is not None
     if is_place:
         near = tuple(other for other in near if _is_slip_of(name, other))
+    one_off = tuple(other for other in near if _is_one_off(name, other))
+    if len(one_off) == 1:
+        near = one_off
     # plugins, and AMD's fork, read names that the catalogue does not have
     of_fork = "rocm" in where.uses and name.startswith("NCCL_")
     of_others = is_of_plugin(name) or is_place or setting.printed or of_fork
@@ -190,8 +193,14 @@ def _one_letter_off(name: str) -> tuple[str, ...]:
 
 
 def _is_slip_of(name: str, meant: str) -> bool:
-    """Whether the two differ by no more than a slip of the pen."""
+    """Whether the two differ by no more than a slip of the pen.
+
+    Another letter in a short name may be another name.
+    """
     if name.upper() == meant or name.startswith(tuple(MISSPELT_PREFIXES)):
+        return True
+    has_other_letter = len(name) == len(meant) and sorted(name) != sorted(meant)
+    if _is_one_off(name, meant) and not has_other_letter:
         return True
     return difflib.SequenceMatcher(None, name, meant).ratio() > 0.93
 
