@@ -6,6 +6,7 @@ line and in messages it is a number with a unit.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 
@@ -35,3 +36,8 @@ def format_duration(duration: timedelta) -> str:
         if total_ms and total_ms % size_ms == 0:
             return f"{total_ms // size_ms}{unit}"
     return f"{total_ms}ms"
+
+
+def format_rounded(duration: timedelta) -> str:
+    """``duration`` in whole seconds, rounded up, for what is only to be read: not ``29550ms``."""
+    return format_duration(timedelta(seconds=math.ceil(duration.total_seconds())))

@@ -55,7 +55,7 @@ from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest, describe_ending
 from ncclops.decision.retrying import NextAttempt
-from ncclops.durations import format_duration
+from ncclops.durations import format_duration, format_rounded
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import advice, described
 from ncclops.host import process_tree
@@ -508,7 +508,7 @@ class _Agent:
 
     def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         self._run.add(retry_event(decided, following))
-        pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
+        pause = f" in {format_rounded(following.cooldown)}" if following.cooldown else ""
         self._terminal.say(f"attempt {decided['attempt']}{pause}: {following.reason}")
 
     async def _cool_down(self, pause: timedelta) -> bool:

@@ -19,7 +19,6 @@ force.
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +33,7 @@ from ncclops.agent.job import Job
 from ncclops.agent.stop_agreement import StopAgreement, StopWay
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
-from ncclops.durations import format_duration
+from ncclops.durations import format_rounded
 from ncclops.host import process_tree
 from ncclops.rank_lists import ranks_named
 from ncclops.record import progress
@@ -215,10 +214,10 @@ class TeamStop:
         return Way.EITHER
 
     def _tell_what_is_missing(self) -> None:
-        left = timedelta(seconds=math.ceil(self._left().total_seconds()))
+        left = format_rounded(self._left())
         self._note(
             f"{_NO_CLOCK} yet: all ranks end after the first one, and if none comes within"
-            f" {format_duration(left)} by SIGTERM, wherever they are; with {_REMEDY}"
+            f" {left} by SIGTERM, wherever they are; with {_REMEDY}"
         )
 
     async def _end_with(self, others: StopAgreement) -> Way:
@@ -308,10 +307,10 @@ class TeamStop:
         what = (
             f"{has} not come to {self._point}" if late else f"{has} ended {self._point}, and go on"
         )
-        left = timedelta(seconds=math.ceil(self._left().total_seconds()))
+        left = format_rounded(self._left())
         run = self._job.run.shown()
         self._say(
-            f"{ranks_named(ranks)} {what}: waiting for {format_duration(left)} more;"
+            f"{ranks_named(ranks)} {what}: waiting for {left} more;"
             f" `ncclops stop {run} --grace 5s` shortens that, `ncclops stacks {run}` shows where"
             " they are"
         )
