@@ -75,13 +75,13 @@ _INIT_BEGUN = re.compile(
     rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
-    rb"|Initializing an LLM engine|Initializing TorchBackend|vLLM is using nccl=="
+    rb"|Initializing an? (?:V\d )?LLM engine|Initializing TorchBackend|vLLM is using nccl=="
     rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
     rb"|ProcessGroupNCCL initializ(?:ed|ation)|NCCL watchdog thread started"
     rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
     # Servers that load their model: vLLM, SGLang, TensorRT-LLM.
     rb"|\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]|Load weight end\."
-    rb"|Starting to load model \S|in world size \d{1,6} is assigned as|Initializing a V1 LLM engine"
+    rb"|Starting to load model \S|in world size \d{1,6} is assigned as"
     rb"|(?:GPU KV cache size|Available KV cache memory): \d|Load weight begin"
     rb"|KV Cache is allocated\. #tokens|Load engine takes: \d|\[TensorRT-LLM\]\[INFO\] MPI size: \d"
     # The head of nccl-tests and rccl-tests, before their first row.
@@ -89,6 +89,8 @@ _INIT_BEGUN = re.compile(
     # The coordination service of JAX and TensorFlow has its tasks.
     rb"|has connected to coordination service|[Cc]oordination agent has successfully connected"
     rb"|Connected to distributed JAX controller"
+    # TensorFlow finds the GPU's libraries; a replica of torchft's is in its quorum.
+    rb"|Successfully opened dynamic library libcu|Finished quorum for group_rank"
     # Trainers that say so before their first step.
     rb"|[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)"
 )
