@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -95,23 +96,27 @@ def test_a_loss_is_counted_in_an_iteration_that_begins_while_it_is_recorded(step
         assert agreement.lost == {1}
 
 
-@pytest.mark.parametrize("is_heard_again", [False, True])
-def test_a_suspicion_ends_when_the_neighbour_hears_the_rank_again(is_heard_again: bool) -> None:
+@pytest.mark.parametrize("what", ["nothing", "heard again", "neighbour lost"])
+def test_a_suspicion_ends_when_the_neighbour_hears_the_rank_again_or_is_lost_itself(
+    what: str,
+) -> None:
     """That rank says nothing in the store: its own monitor process misses nobody."""
     store = HashStore()
     suspicion = {"cause": "lost", "detail": "no heartbeat for 1.5 s", "rank": 1, "gone": True}
-    stamp = {"at": DIED.at, "instant": list(Instant.now()), "id": 1, "patience_s": 0.2}
+    stamp = {"at": DIED.at, "instant": list(Instant.now()), "id": 1, "by": 0, "patience_s": 0.2}
     with client(store) as reports:
         others = Ledger(store, 2)
         reports.begin(0, Agreement(0, NOBODY, NOBODY, NOBODY, (), ()), others)
         reports.on_message({"op": "report", **suspicion, **stamp})
-        if is_heard_again:
+        if what == "heard again":
             reports.on_message({"op": "withdraw", "rank": 1})
+        elif what == "neighbour lost":
+            others.record_gone(0, replace(DIED, initial_rank=0, rank=0), NOBODY)
         judged = threading.Event()
         timer = threading.Timer(0.5, reports.submit, (lambda _: judged.set(),))
         timer.start()
         assert judged.wait(SOON.total_seconds())
-        assert (1 in reports._reported) is not is_heard_again
+        assert (1 in reports._reported) is (what == "nothing")
 
 
 class FailsOnce(Ledger):
@@ -134,7 +139,7 @@ def test_a_suspicion_that_could_not_be_judged_is_taken_again(
     monkeypatch.setattr(FailsOnce, "asked", 0)
     store = HashStore()
     suspicion = {"cause": "lost", "detail": "connect: EHOSTUNREACH", "rank": 1, "gone": True}
-    stamp = {"at": DIED.at, "instant": list(Instant.now()), "patience_s": 0.1}
+    stamp = {"at": DIED.at, "instant": list(Instant.now()), "by": 0, "patience_s": 0.1}
     with client(store, FailsOnce(store, 2)) as reports:
         reports.begin(0, Agreement(0, NOBODY, NOBODY, NOBODY, (), ()), Ledger(store, 2))
         until, count, pause = time.monotonic() + SOON.total_seconds(), 0, threading.Event()

@@ -200,6 +200,7 @@ def test_what_was_suspected_of_a_neighbour_is_withdrawn_when_it_answers_again() 
         for _ in range(2):  # the end of the connect, and the answer
             hand.serve()
         assert (hand.withdrawn, hand.ring.successor is not None) == ([1], True)
+        assert [rank for rank in range(3) if hand.ring.hears(rank)] == [0, 1]
         hand.ring.leave()
         silent.close()
         answers.close()

@@ -207,7 +207,7 @@ class Ledger:
 
     def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
         """Count the losses that are in the log and in no agreement; end the barrier if due."""
-        absent = self._ranks_gone() - set(gone_before)
+        absent = self.ranks_gone() - set(gone_before)
         roll = self._arrived(iteration, gone_before)
         roll.count(absent | roll.again())
         self._try_to_agree(iteration, gone_before)
@@ -285,7 +285,7 @@ class Ledger:
         else:
             active = world.initial_ranks[: world.active]
             awaited = {active[n] for n in (range(len(active)) if numbers is None else numbers)}
-        left = self._ranks_gone() | self._arrived(iteration).signed_beside(awaited)
+        left = self.ranks_gone() | self._arrived(iteration).signed_beside(awaited)
         left |= {fault.initial_rank for fault in faults if fault.kind is FaultKind.EXCEPTION}
         return not left.isdisjoint(awaited)
 
@@ -342,7 +342,7 @@ class Ledger:
         present = roll.present()
         if present is None:
             return
-        known = self._ranks_gone() | present | set(gone_before)
+        known = self.ranks_gone() | present | set(gone_before)
         if len(known) < self._initial_world_size:
             again = roll.again()
             if len(known | again) < self._initial_world_size:
@@ -406,14 +406,14 @@ class Ledger:
 
     def missing(self, iteration: int, gone_before: Collection[int]) -> frozenset[int]:
         """The initial ranks that have neither come to the barrier after ``iteration`` nor gone."""
-        there = self._ranks_gone() | self._arrived(iteration).signed() | set(gone_before)
+        there = self.ranks_gone() | self._arrived(iteration).signed() | set(gone_before)
         return frozenset(range(self._initial_world_size)).difference(there)
 
     def is_awaited(self, initial_rank: int) -> bool:
         """Whether that rank is expected, has not joined yet, and has not been given up."""
         if initial_rank in self.generation.absent or self._store.check([f"monitor/{initial_rank}"]):
             return False
-        return initial_rank not in self._ranks_gone()
+        return initial_rank not in self.ranks_gone()
 
     @property
     def ranks_return(self) -> bool:
@@ -442,7 +442,8 @@ class Ledger:
         key = f"{iteration}/first-{what}"
         return Fault.from_json(self._store.get(key)) if self._store.check([key]) else None
 
-    def _ranks_gone(self) -> set[int]:
+    def ranks_gone(self) -> set[int]:
+        """The initial ranks that have left the job by now, whether an agreement says so or not."""
         return set(map(int, self._store.read_log("gone/ranks")))
 
     def _world_of(self, iteration: int) -> World | None:

@@ -80,8 +80,9 @@ class MonitorClient:
         self._fault_seen_in = fault_seen_in
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
-        # By initial rank: until when it may speak up. Of the reporter thread.
-        self._suspicions: dict[int, float] = {}
+        # By who suspects whom, initial ranks: until when the latter may speak up. Of the reporter
+        # thread.
+        self._suspicions: dict[tuple[int, int], float] = {}
         self._passed_over: set[int] = set()  # our monitor process may still try to reach them
         self._vouching = False
 
@@ -216,15 +217,15 @@ class MonitorClient:
 
     def _suspect(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """A rank cannot be reached by its neighbour: give it time to speak up. Reporter thread."""
-        rank, now = message["rank"], time.monotonic()
+        rank, by, now = message["rank"], message["by"], time.monotonic()
         # One that has not been judged in time never will be: the store failed meanwhile.
-        is_known = rank in self.gone or now < self._suspicions.get(rank, 0) + _JUDGED_WITHIN_S
+        is_known = rank in self.gone or now < self._suspicions.get((by, rank), 0) + _JUDGED_WITHIN_S
         heard = 0 if is_known else ledger.vouches(rank)
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
         self._passed_over.add(rank)
         if is_known:
             return
-        until = self._suspicions[rank] = now + message["patience_s"]
+        until = self._suspicions[by, rank] = now + message["patience_s"]
 
         def look_later() -> None:
             left_s = max(0.0, until - time.monotonic())
@@ -234,14 +235,19 @@ class MonitorClient:
             timer.start()
 
         def judge(ledger: Ledger) -> None:
-            if self._suspicions.get(rank) != until:
+            if self._suspicions.get((by, rank)) != until:
                 return  # withdrawn: its neighbour hears it again
+            if by in ledger.ranks_gone():
+                # It was the neighbour that nobody could reach. The one before it watches ``rank``
+                # now, which therefore misses nobody, and says nothing in the store.
+                del self._suspicions[by, rank]
+                return
             is_silent = ledger.vouches(rank) == heard
             has_ended = ledger.ranks_return and rank in ledger.generations.announced()
             if is_silent and not has_ended and time.monotonic() < until:
                 look_later()
                 return
-            del self._suspicions[rank]
+            del self._suspicions[by, rank]
             if is_silent or has_ended:
                 self._record(ledger, message)
             else:
@@ -256,7 +262,8 @@ class MonitorClient:
 
     def _withdraw(self, rank: int) -> None:
         """Our monitor process hears ``rank`` again. Reporter thread."""
-        self._suspicions.pop(rank, None)
+        for pair in [pair for pair in self._suspicions if pair[1] == rank]:
+            del self._suspicions[pair]
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""

@@ -39,7 +39,7 @@ from ncclops.restart._monitor.link import (
 )
 from ncclops.restart._monitor.main_process import MainProcess
 from ncclops.restart._monitor.outside import Outside
-from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports
+from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports, confirmation
 from ncclops.restart._monitor.ring import Address, Ring, RingActions
 
 log = logging.getLogger("ncclops.restart.monitor")
@@ -342,7 +342,7 @@ class Monitor:
     def _on_suspect(self, rank: int, evidence: str, patience_s: float) -> None:
         log.warning("rank %d suspected to be lost: %s", rank, evidence)
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
-        message |= {"patience_s": patience_s}
+        message |= {"by": self._rank, "patience_s": patience_s}
         self._reports.deliver(self._stamped(message), None, time.monotonic())
 
     def _on_withdraw(self, rank: int) -> None:
@@ -379,6 +379,9 @@ class Monitor:
             self._on_timeouts(message)
         elif message["op"] == "look-again":
             self._on_look_again(message)
+        elif "patience_s" in message and self._ring.hears(message["rank"]):
+            # The path to its predecessor was broken, and the one to us is not.
+            peer.send(confirmation(message["id"]))
         else:
             self._reports.deliver(message, peer, time.monotonic())
             self._end_if_done()

@@ -58,7 +58,7 @@ class Reports:
     def deliver(self, message: Message, source: Peer | None, now: float) -> None:
         """Hand a report to the main process; ``retry`` does what else is needed."""
         if source is not None and message["id"] in self._confirmed:
-            source.send(_confirmation(message["id"]))
+            source.send(confirmation(message["id"]))
             return
         known = self._waiting.get(message["id"])
         if known is not None:
@@ -74,10 +74,10 @@ class Reports:
         if report.source is None and self.main_is_gone:
             # Ours, and no main process on the way has confirmed it. Each has received it, and one
             # that merely hangs finds the message when it continues.
-            confirmation = _confirmation(report.message["id"])
-            self.confirm(confirmation)
+            answer = confirmation(report.message["id"])
+            self.confirm(answer)
             if source is not None:
-                source.send(confirmation)
+                source.send(answer)
         else:
             report.source = source or report.source
 
@@ -117,5 +117,6 @@ class Reports:
             report.source.send(confirmation)
 
 
-def _confirmation(id_: str) -> Message:
+def confirmation(id_: str) -> Message:
+    """What ends the report ``id_`` on each monitor process that it came through."""
     return {"op": "confirm", "id": id_}

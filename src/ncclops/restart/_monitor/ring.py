@@ -19,6 +19,10 @@ its main process say so in the store (``vouch``), again and again. A main proces
 suspected rank as lost only if that rank does not say anything in the store for the time that comes
 with the suspicion. So several hosts may be lost at once, and no healthy rank is.
 
+A host that was cut off suspects all others, and can say so once it is back. By then its predecessor
+watches the next rank, which therefore does not vouch. So what a rank suspected that is lost itself
+does not count, and whoever hears a rank does not pass on that another one does not.
+
 A rank that was passed over, and is not known to be lost, is tried again and again: once the path to
 it is back, the suspicion is withdrawn, and it is the next one again, and watched.
 """
@@ -112,6 +116,12 @@ class Ring:
     def idle(self) -> bool:
         """Whether there is no successor, and no candidate for one."""
         return self._target is None and not self._candidates
+
+    def hears(self, rank: int) -> bool:
+        """Whether ``rank`` is this one, or the successor, which answers."""
+        if self.successor is not None and self._target is not None and rank == self._target.rank:
+            return True
+        return rank == self._rank
 
     def add_candidates(self, addresses: list[Address], now: float) -> None:
         """Take the answer to ``need_addresses``; an empty one: no other rank is left."""
