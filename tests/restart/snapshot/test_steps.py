@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -9,7 +10,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from ncclops.restart.snapshot import Restored, Snapshots
+from ncclops.restart import _calls
+from ncclops.restart._store.client import Connection, StoreClient
+from ncclops.restart.snapshot import Restored, SnapshotError, Snapshots
+from ncclops.restart.state import State
 
 
 @pytest.fixture
@@ -98,3 +102,22 @@ def test_that_nothing_in_memory_could_be_restored_is_a_warning(
     assert training.restore().step is None
     assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
     assert "passed over" in caplog.records[-1].message
+
+
+@pytest.fixture
+def call(store: dist.Store) -> Iterator[_calls.Call]:
+    """Of a wrapped function, on the only rank."""
+    state = State(0, 1, active_rank=0, active_world_size=1).freeze()
+    made = _calls.Call(lambda: state, lambda: StoreClient(Connection(store)), lambda: False)
+    _calls.begin(made)
+    yield made
+    _calls.end(made)
+
+
+@pytest.mark.usefixtures("call")
+def test_a_second_restore_in_an_iteration_needs_another_name() -> None:
+    """Some ranks would read what was agreed on the first time: they went on at other steps."""
+    Snapshots({"value": torch.zeros(())}).restore()
+    with pytest.raises(SnapshotError, match="told apart by name="):
+        Snapshots({"value": torch.zeros(())}).restore()
+    Snapshots({"value": torch.zeros(())}, name="second").restore()

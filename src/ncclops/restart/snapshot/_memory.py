@@ -50,6 +50,7 @@ class Memory:
         self.background: Background | None = None  # of the latest iteration
         self.copier: Copier | None = None  # likewise
         self.interval = 0  # the last one that all ranks have agreed on
+        self.restored_in = ""  # the prefix of the last restore in a wrapped function
         self._own: dict[str, tuple[Blob, ...]] = {}  # the newest first
         self._copies: dict[tuple[int, str], tuple[Blob, ...]] = {}  # by seat and unit
         self._receiving: dict[tuple[int, str], int] = {}  # bytes on their way

@@ -182,12 +182,21 @@ class Snapshots:
         Called on every rank, once in each iteration, before the first ``take``; also in the first
         one, where there is nothing yet, or a checkpoint. Blocks until all ranks are there.
 
-        Raises ``SnapshotError`` where they are not within ``timeout``, and where the ranks'
-        checkpoints are of different steps; and what ``checkpoint`` raises.
+        Raises ``SnapshotError`` where they are not within ``timeout``, where the ranks'
+        checkpoints are of different steps, and where it was called before in the iteration, under
+        the same ``name``; and what ``checkpoint`` raises.
         """
         call = _calls.current()
         memory = memory_of(call, self._name)
         place = self._place(call)
+        if call is not None and self._store is None:
+            # Some ranks would find what was agreed on the first time, and others not.
+            if memory.restored_in == place.prefix:
+                raise SnapshotError(
+                    "restore() was called before in this iteration: once is enough, and several "
+                    "Snapshots of one function are told apart by name="
+                )
+            memory.restored_in = place.prefix
         layouts = {
             unit: layout_of(_objects.fixed_states(entries))
             for unit, entries in self._entries.items()
