@@ -24,7 +24,7 @@ from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.peers import Peers
 from ncclops.cluster.records import RefusedRecord
 from ncclops.cluster.rendezvous_backends import TorchBackend
-from ncclops.cluster.rendezvous_link import Config, Link, Refused
+from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused
 from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.shared_log import SharedLog
@@ -173,6 +173,30 @@ def test_a_round_in_which_nodes_have_lost_each_other_is_refused(
         met = SimpleNamespace(rank=rank, world_size=size, store=server)
         backend._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=lambda: met)
         with pytest.raises(Refused, match=f"node {rank} of {size} here.*do their clocks agree"):
+            backend.meet(0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ends"),
+    [(["n0"], Refused), (["n0", "n1"], NotNeeded), ([], NotNeeded)],
+    ids=["too few", "enough", "not known"],
+)
+def test_a_node_was_in_reserve_only_where_enough_others_were_there(
+    server: dist.TCPStore, tmp_path: Path, seen: list[str], ends: type[Exception]
+) -> None:
+    """One that gives up because too few nodes came ends the rendezvous for those that came."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        backend = TorchBackend(Link(config(server, tmp_path, 0), ours))
+
+        def closed() -> None:
+            raise RendezvousClosedError
+
+        backend._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=closed)
+        backend._seen = seen
+        with pytest.raises(ends, match="^$" if ends is NotNeeded else "before 2 nodes were there"):
             backend.meet(0)
 
 

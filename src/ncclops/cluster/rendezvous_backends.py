@@ -114,7 +114,7 @@ class TorchBackend:
             raise RuntimeError(first_line(error.__cause__ or error)) from None
         except RendezvousClosedError:
             if not ended_before:
-                raise NotNeeded from None
+                raise self._ended_meanwhile() from None
             raise Refused(
                 f"the job with --rdzv-id {config.job_id} has ended in this store: give this one"
                 " another --rdzv-id"
@@ -133,6 +133,16 @@ class TorchBackend:
             joined.store.set("ncclops", os.urandom(8).hex())
         prefix = f"ncclops/{config.job_id}/{joined.store.get('ncclops').decode()}"
         return RoundMember(self._link, prefix, joined.rank, joined.world_size)
+
+    def _ended_meanwhile(self) -> Exception:
+        """What it means that another node has ended the rendezvous in which this one waited."""
+        if not 0 < len(self._seen) < self._link.config.active:
+            return NotNeeded()
+        here = " ".join(self._seen)
+        return Refused(
+            f"another node has ended the job before {self._link.config.active} nodes were there:"
+            f" they did not come in its time, or it was stopped; here: {here}"
+        )
 
     def _next_round(self) -> Any:
         """The next round, for as long as it takes where one is under way without us."""
