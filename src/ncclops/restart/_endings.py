@@ -12,10 +12,11 @@ from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.exception import RankShouldRestart, RestartAbort
 from ncclops.restart.raised import chain_of, comes_from_restart, is_due_to_peer, summarise
 
-# What a rank runs into that uses its groups after they were aborted.
-_GROUP_IS_GONE = re.compile(
+# What a rank runs into that uses its groups after they were aborted; the last is what NCCL makes of
+# a call that waits while its communicator is aborted.
+_LACKS_GROUP = re.compile(
     r"process group has not been initialized|invalid process group|"
-    r"group .* (is not registered|does not exist)",
+    r"group .* (is not registered|does not exist)|NCCL error in: .*internal error",
     re.IGNORECASE,
 )
 
@@ -60,7 +61,7 @@ class ForkedChild(BaseException):
 
 def follows_from_abort(error: BaseException) -> bool:
     """Whether ``error`` is what happens to a rank whose groups were aborted before."""
-    lacks_group = any(_GROUP_IS_GONE.search(summarise(link)) for link in chain_of(error))
+    lacks_group = any(_LACKS_GROUP.search(summarise(link)) for link in chain_of(error))
     return lacks_group or is_due_to_peer(error) or comes_from_restart(error)
 
 

@@ -61,7 +61,6 @@ _NOTHING_RAISED = {
     FaultKind.RETURNED_EARLY,
 }
 
-# Where the innermost frame is, and the file of the one line of a stack that names it.
 # Enough for the frames that matter; the store is no place for megabytes of recursion.
 _TRACEBACK_CHARS = 8000
 
