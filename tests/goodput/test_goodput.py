@@ -200,6 +200,34 @@ def test_goodput_adds_up() -> None:
     assert line == "goodput: 80.0% (start-up 10.0s, steps 80.0s, redone 10.0s)"
 
 
+RECORDED = [StepEvent(ts=25 + 10 * n, step=10 * n, step_s=1.0) for n in range(1, 5)]
+
+
+def test_of_a_run_under_way_a_step_that_does_not_end_is_no_goodput() -> None:
+    events = [*START, BootstrappedEvent(ts=5, rank=0), *RECORDED]
+    so_far = SpansSoFar()
+    so_far.take_all(events, 85.0)
+    assert so_far.until(85.0)[-1] == Span("steps", 34.0, 85.0), "the next is not overdue yet"
+    assert so_far.until(98.0)[-2:] == [Span("steps", 34.0, 65.0), Span("unmeasured", 65.0, 98.0)]
+    so_far.take(StepEvent(ts=99.0, step=41, step_s=34.0))
+    assert so_far.until(100.0)[-1] == Span("steps", 34.0, 100.0), "it ended after all"
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        [StepEvent(ts=30, step=1, step_s=5.0)],
+        [StepEvent(ts=30, step=1), StepEvent(ts=60, step=2)],
+    ],
+    ids=["by its steps", "by what is recorded"],
+)
+def test_a_step_is_overdue_by_what_is_usual_in_the_run(recorded: list[Event]) -> None:
+    last = recorded[-1].ts
+    events = [*START, *recorded]
+    assert spans(events, now=last + 45)[-1].kind == "steps"
+    assert spans(events, now=last + 65)[-1] == Span("unmeasured", last, last + 65)
+
+
 def test_nothing_comes_of_nothing() -> None:
     assert spans([]) == []
     assert measure([]).ratio is None

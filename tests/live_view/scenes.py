@@ -98,6 +98,7 @@ def past(lasted_s: float = 4000.0) -> Past:
         RestartEvent(ts=NOW - 599, iteration=1, phases_ms={"abort": 104.0}, world_size=8),
         StepEvent(ts=NOW - 590, rank=0, step=900, step_s=0.4),
         StepEvent(ts=NOW - 500, rank=0, step=1100, step_s=0.4),
+        StepEvent(ts=NOW - 5, rank=0, step=2300, step_s=0.4),
     ):
         history.take(event)
     return history.until(NOW)

@@ -7,7 +7,8 @@ redone       steps that were done before and lost in a fault
 restart      from a fault until the function is entered again, or new processes start
 cool-down    the pause before a retry
 unmeasured   after start-up, where nothing is seen of training: no step so far, or none any more
-             in a hang that was found, or until ranks that stood still were stopped by force
+             in a hang that was found, or until ranks that stood still were stopped by force; of a
+             run under way also since the last step, while no other has come for unusually long
 end          from the end of the first worker to the verdict
 """
 
@@ -42,6 +43,9 @@ SpanKind = Literal[
 ]
 _OPENING = (RunStartedEvent, WorkerStartedEvent)
 KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+# So many usual steps, and so many of the times between two recorded ones, may a step last until it
+# is no longer taken to be under way; and steps are recorded every ten seconds at most.
+_SILENT_STEPS, _SILENT_RECORDS, _RECORDED_EVERY_S = 10.0, 2.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class SpansSoFar:
         timeline = copy.copy(self._timeline)
         timeline.spans = list(timeline.spans)
         if not timeline.over:
-            timeline.close(now)
+            timeline.look(now)
         return timeline.spans
 
 
@@ -124,6 +128,8 @@ class _Timeline:
         self._furthest = -1  # the highest step ever done
         self._lost_until = -1  # steps up to this one are done again
         self._last_step: tuple[int, float] | None = None  # of this iteration: number, time
+        # Of this iteration: the newest step's seconds, the most between two that are recorded.
+        self._step_s = self._between_s = 0.0
         self._exited: float | None = None  # the first worker's end, unless the others went on
         self._restarted: list[int] = []  # ranks whose faults the last restart was for
 
@@ -164,10 +170,19 @@ class _Timeline:
                 self.over = True
 
     def close(self, ts: float) -> None:
-        """The run ends here, or is looked at here."""
+        """The run ends here."""
         if self._exited is not None:
             self._turn("end", self._exited)
         self._turn(self._kind, ts)
+
+    def look(self, ts: float) -> None:
+        """The run is looked at here: a step that lasts unusually long has yet to end."""
+        if self._exited is None and self._last_step is not None:
+            between = max(self._between_s, _RECORDED_EVERY_S)
+            longest = max(_SILENT_STEPS * self._step_s, _SILENT_RECORDS * between)
+            if ts - self._last_step[1] > longest:
+                self._stood_still()
+        self.close(ts)
 
     def _stood_still(self) -> None:
         if self._kind in ("steps", "redone") and self._last_step is not None:
@@ -181,6 +196,7 @@ class _Timeline:
     def _begin_iteration(self, kind: SpanKind, ts: float) -> None:
         self._lost_until = self._furthest
         self._last_step = self._exited = None
+        self._step_s = self._between_s = 0.0
         self._turn(kind, ts)
 
     def _warmed_up(self, ts: float, seconds: float) -> None:
@@ -197,6 +213,9 @@ class _Timeline:
             self._turn(self._steps_kind(), ts - step_s)
         if self._kind == "redone" and number > self._lost_until:
             self._turn("steps", self._passed(number, ts, step_s))
+        if self._last_step is not None:
+            self._between_s = max(self._between_s, ts - self._last_step[1])
+        self._step_s = step_s
         self._last_step = (number, ts)
         self._furthest = max(self._furthest, number)
 
