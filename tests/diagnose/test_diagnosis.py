@@ -256,6 +256,25 @@ def test_a_run_under_way_that_makes_no_steps_is_told(
     assert page["without_step"] == {"ranks": None, "seconds": pytest.approx(90, abs=30)}
 
 
+@pytest.mark.parametrize(
+    ("age_s", "begun", "command"),
+    [(90, None, "stacks"), (5, None, "status"), (90, "bootstrapped", "status")],
+    ids=["no group", "just started", "a group"],
+)
+def test_of_ranks_that_do_not_come_to_a_group_the_command_is_named_that_shows_where_they_are(
+    tmp_path: Path, age_s: int, begun: str | None, command: str
+) -> None:
+    """It said that nothing was wrong, and to look at the status, which shows no place either."""
+    worker = {"event": "worker-started", "pid": os.getpid(), "attempt": 0, "started_ticks": 0}
+    events: list[dict[str, Any]] = [worker, *([{"event": begun}] if begun else [])]
+    at = {"rank": 0, "ts": time.time() - age_s}
+    run = run_with(tmp_path, None, *(each | at for each in events))
+    with control_address.listen_unix(run):
+        found = diagnose(run)
+    assert found.next_command == f"ncclops {command} {run}"
+    assert ("no rank has a process group or a step after" in found.what) == (command == "stacks")
+
+
 @pytest.mark.slow
 def test_a_run_under_way_is_diagnosed_without_being_disturbed(
     background: Started,

@@ -179,6 +179,30 @@ def test_where_ranks_stood_that_did_not_come_to_the_end_in_time_is_told_afterwar
     assert "time.sleep(10000)" in told
 
 
+def test_where_ranks_waited_for_a_process_group_is_told_after_a_stop(
+    background: Start, script: Script, tmp_path: Path, ncclops: Ncclops
+) -> None:
+    """They get SIGTERM at once, since nothing can be cut: nothing told where they had waited."""
+    source = """
+import os, time
+import torch.distributed as dist
+time.sleep(11)
+os.environ["MASTER_PORT"] = "1"
+open("waits" + os.environ["RANK"], "w").close()
+dist.init_process_group("gloo")
+"""
+    launcher = background(
+        *("launch", "--profile", GLOO.profile, "--nproc-per-node", "2", "--run-dir", "run"),
+        *("--restart", "process"),
+        script(source),
+    )
+    for rank in range(2):
+        wait_for(tmp_path / f"waits{rank}")
+    assert ncclops("stop", "run").returncode == 0
+    assert launcher.wait(LIMIT_S) == 1
+    assert 'dist.init_process_group("gloo")' in ncclops("diagnose", "run").stdout
+
+
 @pytest.mark.parametrize(
     ("lane", "restart"),
     [pytest.param("gloo", "process", marks=pytest.mark.extended), ("nccl", "none")],

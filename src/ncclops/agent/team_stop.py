@@ -13,7 +13,7 @@ printed steps: then neither will. Where there is no point, or it does not come w
 time, a line says so; then all groups are aborted, and after that the processes are signalled. So
 they are at once where a rank is found to hang meanwhile. Ranks that do not move are named after a
 few seconds, with what shortens the time, and where they are is recorded before they are ended by
-force.
+force; so it is of ranks that are to get a process group, and have waited for it for that long.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ncclops.agent.job import Job
 from ncclops.agent.stop_agreement import StopAgreement, StopWay
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
+from ncclops.agent.workers import Worker
 from ncclops.durations import format_rounded
 from ncclops.host import process_tree
 from ncclops.rank_lists import ranks_named
@@ -152,6 +153,7 @@ class TeamStop:
             return
         limit = self._job.stop_grace
         if way is Way.SIGNAL:
+            await self._tell_where_ranks_wait_for_a_group()
             limit = self._left()
         elif not self._stop.hurry:
             late = await self._tell_where_late_ranks_are()
@@ -327,6 +329,32 @@ class TeamStop:
             what = f"has not come to {self._point} in the time that it was given"
             await self._record_late(late, what)
         return late
+
+    async def _tell_where_ranks_wait_for_a_group(self) -> None:
+        """Of ranks none of which has come to a process group or a step: most likely they wait for
+        one another, or for a store. Not of a script that works without: it shows steps, declares
+        a phase, or decides itself how it ends."""
+        running = self._team.running()
+        waited_s = min(time.monotonic() - worker.started for worker in running)
+        if (
+            self._record_late is None
+            or self._stop.hurry
+            or self._spare
+            or self._team.bootstrapped
+            or self._job.layout.world_size < 2
+            or waited_s < _TOLD_AFTER.total_seconds()
+            or any(self._shows_work(worker) for worker in running)
+        ):
+            return
+        waited = format_rounded(timedelta(seconds=waited_s))
+        what = f"has no process group and has made no step {waited} after its start"
+        await self._record_late([worker.rank for worker in running], what)
+
+    def _shows_work(self, worker: Worker) -> bool:
+        page = progress.read(self._page_of(worker.rank))
+        if page is None or page.step is not None or page.updates or page.phase is not None:
+            return True  # without a page, it is a program that is none of ours
+        return self._steps_printed(worker.rank) > 0 or _handles_sigterm(worker.pid)
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.0, self._stop.deadline - time.monotonic()))

@@ -6,8 +6,10 @@ cannot be read becomes a note, never a failure.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -19,13 +21,21 @@ from ncclops.diagnose.incident_events import advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
+from ncclops.durations import format_rounded
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.host import process_identity
 from ncclops.host.process_identity import ProcessIdentity
 from ncclops.record import event_log, incident_record, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import GpuFault
-from ncclops.record.events import Event, GpuFaultEvent
+from ncclops.record.events import (
+    BootstrappedEvent,
+    CompileWarmupEvent,
+    Event,
+    GpuFaultEvent,
+    StepEvent,
+    WorkerStartedEvent,
+)
 from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story, TriedStep
@@ -40,6 +50,10 @@ Record = TypeVar("Record")
 # running: its agent answers. lost: no verdict, and no agent on this machine.
 State = Literal["running", "ended", "lost"]
 _EVIDENCE_LINES = 5
+# What shows that ranks of a start have met, or work without meeting.
+_BEGUN = (BootstrappedEvent, CompileWarmupEvent, StepEvent)
+# Imports take seconds, more from a file system of many nodes.
+_STARTS_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +192,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
             ended = "" if verdict is None else verdict.reason
             why = _why_not_retried(verdict)
             story = complete(story, events, broken, node=node, ended=ended, why=why)
+    waited_s = without_group_s(events, time.time()) if state == "running" else None
     return Diagnosis(
         run_dir=run,
         run_id=_run_id(verdict) or _run_id(started) or run.name,
@@ -185,7 +200,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         outcome=outcome,
         exit_code=None if verdict is None else verdict.exit_code,
         reason=None if verdict is None else verdict.reason,
-        what=_sentence(state, verdict, recorded) if story is None else story.what,
+        what=_sentence(state, verdict, recorded, waited_s) if story is None else story.what,
         story=story,
         classification=found,
         tried=tuple(tried(events)),
@@ -195,7 +210,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         recorded=recorded,
         receipt=_receipt(verdict),
         next_steps=tuple(advice_on(broken)) if story is None else tuple(story.next_steps),
-        next_command=_next_command(run, state, outcome, story, lost),
+        next_command=_next_command(run, state, outcome, story, lost, waited_s),
         notes=tuple(notes),
         gpu_faults=broken,
         without_step=_without_step(run) if state == "running" else None,
@@ -273,7 +288,29 @@ def _why_not_retried(verdict: VerdictRecord | None) -> str:
     return "" if found is None or found.decision is None else found.decision.reason
 
 
-def _sentence(state: State, verdict: VerdictRecord | None, recorded: Recorded | None) -> str:
+def without_group_s(events: Sequence[Event], now: float) -> float | None:
+    """For how many seconds workers have run of which none has come to a process group or a step.
+
+    ``events`` are in order of time. None: one of them has, or they have just been started.
+    """
+    since: float | None = None
+    for event in events:
+        if isinstance(event, WorkerStartedEvent):
+            since = event.ts
+        elif isinstance(event, _BEGUN):
+            since = None
+    return None if since is None or now - since < _STARTS_WITHIN_S else now - since
+
+
+def _sentence(
+    state: State,
+    verdict: VerdictRecord | None,
+    recorded: Recorded | None,
+    waited_s: float | None,
+) -> str:
+    if state == "running" and waited_s is not None:
+        waited = format_rounded(timedelta(seconds=waited_s))
+        return f"the run is under way, and no rank has a process group or a step after {waited}"
     if state == "running":
         return "the run is under way, and nothing is wrong that is on record"
     if verdict is not None:
@@ -288,13 +325,19 @@ def _receipt(verdict: VerdictRecord | None) -> str | None:
 
 
 def _next_command(
-    run: Path, state: State, outcome: str | None, story: Story | None, lost: Sequence[int]
+    run: Path,
+    state: State,
+    outcome: str | None,
+    story: Story | None,
+    lost: Sequence[int],
+    waited_s: float | None,
 ) -> str:
     """The command that shows more of what matters here."""
     name = quote(str(run))
     incidents = numbered(RunPaths(run).incidents)
     if state == "running":
-        return f"ncclops {'status' if story is None else 'stacks'} {name}"
+        # Where ranks are that have not come so far, no record tells.
+        return f"ncclops {'status' if story is None and waited_s is None else 'stacks'} {name}"
     if story is not None:
         return story.next_command
     if lost and incidents:  # it went on without them: why they were lost is told there
