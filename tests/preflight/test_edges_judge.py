@@ -140,6 +140,40 @@ def test_losses_are_no_rule_for_ports() -> None:
     assert (cause.kind, cause.shape, cause.a) == ("loss", "host", (2,))
 
 
+@pytest.mark.parametrize("never", [(), (1, 3)], ids=["some-passed", "none-from-two"])
+def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ...]) -> None:
+    """As a rule that counts them: the first ones have passed, and none does at the second look."""
+    first, again = {}, {}
+    for src in (0, 1, 3, 4):
+        passed = () if src in never else (1, 7, 8)
+        failed: dict[int, How] = dict.fromkeys((12, 14, 18, 22), "timeout")
+        first[src, 2] = Seen(dst=2, failed=failed, passed=passed)
+        again[src, 2] = Seen(dst=2, failed=dict.fromkeys((0, 1, 5, 9, 15, 20), "timeout"))
+    verdict = judged(map(host, range(5)), first, again)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.shape, cause.a) == ("unreachable", "host-in", (2,))
+    assert verdict.excluded == ["n2"]
+    (told,) = tell(verdict)
+    assert "the first ones have passed" in told.what
+
+
+def test_an_edge_of_which_nobody_has_looked_why_is_not_known_to_work() -> None:
+    seen = {(src, 2): dead(2) for src in (1, 3)}
+    for src in (0, 4):
+        seen[src, 2] = msgspec.structs.replace(ports_seen(2, (8, 12, 20), {}), repeated=False)
+    (cause,) = failures(judged(map(host, range(5)), seen))
+    assert (cause.kind, cause.shape, cause.a) == ("unreachable", "host-in", (2,))
+
+
+def test_what_fails_here_and_there_and_was_not_looked_into_is_told() -> None:
+    seen = {(0, 1): msgspec.structs.replace(ports_seen(1, (5, 18), {}), repeated=False)}
+    verdict = judged(map(host, range(N)), seen)
+    (cause,) = verdict.causes
+    assert (cause.kind, cause.severity, cause.a, cause.b) == ("flaky", "CANNOT-TELL", (0,), (1,))
+    (told,) = tell(verdict)
+    assert "no time to look why" in told.what
+
+
 def test_a_rule_of_many_ranges_is_one_cause() -> None:
     """What host 2 opens fails from some local ports, and passes from others: not by chance."""
     seen, rule = {}, (2, 5, 9, 13, 14, 20, 24)
@@ -194,7 +228,7 @@ def test_ports_that_may_have_failed_by_chance_are_unknown() -> None:
         for edge in ((0, 1), (2, 1), (3, 1))
     }
     verdict = judged(map(host, range(N)), seen)
-    assert not verdict.causes
+    assert {each.severity for each in verdict.causes} == {"CANNOT-TELL"}
     assert verdict.unknown_edges == 3
 
 
@@ -584,6 +618,28 @@ def test_a_host_that_differs_from_its_like_is_named() -> None:
     assert of_traits(*[{}] * 7, {"driver": "565.2"}) == [("driver", (7,), "565.2")]
     other = {"make": "R7525, A100"}
     assert of_traits(*[{}] * 3, {**other, "nccl": "2.21"}) == [("nccl", (3,), "2.21")]
+
+
+def of_addresses(*addresses: tuple[str, ...]) -> list[tuple[tuple[int, ...], str]]:
+    """Which of hosts with ``addresses`` on their RDMA ports share some, and which."""
+    hosts = tuple(
+        host(number, traits=Traits(rdma=each), boot_id=str(number))
+        for number, each in enumerate(addresses)
+    )
+    outcomes = {number: Outcome(src=number, rtt_ms=0.1) for number in range(len(hosts))}
+    verdict = judge(hosts, outcomes, {})
+    assert verdict.excluded == []
+    assert all(told.remedy for told in tell(verdict))
+    assert {each.severity for each in verdict.causes} <= {"WARN"}
+    return [(each.a, each.facts["values"]) for each in verdict.causes]
+
+
+def test_hosts_that_share_an_rdma_address_are_named_once() -> None:
+    own = [(f"10.1.0.{number}", f"10.2.0.{number}") for number in range(6)]
+    assert of_addresses(*own) == []
+    assert of_addresses(*own[:5], own[1]) == [((1, 5), "10.1.0.1, 10.2.0.1")]
+    within_each = [("192.168.0.1", *each) for each in own]
+    assert of_addresses(*within_each) == []
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return built
 
 
+_MOST_RDMA = 64  # ports of a host: all others are told of them
+
+
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """What hosts of one ``make`` (product, processor, model of GPUs) have alike.
 
     ``gpus`` as PCI shows them, ``gpu_mib`` the least memory of one, ``ports`` are the active RDMA
-    ports, ``driver`` and ``nccl`` versions. 0 and empty texts: not known.
+    ports, ``driver`` and ``nccl`` versions. 0 and empty texts: not known. ``rdma`` is what each
+    host has to have for itself: addresses of its active RoCE ports and GUIDs of InfiniBand's.
     """
 
     make: str = ""
@@ -72,10 +76,13 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     ports: int = 0
     driver: str = ""
     nccl: str = ""
+    rdma: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("make", "driver", "nccl"):
             msgspec.structs.force_setattr(self, name, plain_line(getattr(self, name), 200))
+        known = tuple(plain_line(each, 40) for each in self.rdma[:_MOST_RDMA])
+        msgspec.structs.force_setattr(self, "rdma", known)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import re
 from ncclops.preflight.checks.gpu_facts import answering_gpus, count_on_bus
 from ncclops.preflight.checks.look import memory_bytes
 from ncclops.preflight.checks.ports import used
+from ncclops.preflight.checks.rails import identities
 from ncclops.preflight.model import Traits
 from ncclops.preflight.readings import Node
 
@@ -29,4 +30,5 @@ def traits(node: Node) -> Traits:
         ports=sum(port.is_active for port in used(node)),
         driver=node.driver.version or "",
         nccl=node.nccl or "",
+        rdma=tuple(dict.fromkeys(value for port in used(node) for _, value in identities(port))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule, some, uses_rdma
@@ -87,18 +87,22 @@ def arp(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, "no two in one subnet")
 
 
+def identities(port: Port) -> list[tuple[str, str]]:
+    """What others find ``port`` by: addresses of RoCE, as people write them, or InfiniBand's GUID,
+    each with which of them it is."""
+    if port.is_ethernet and port.is_active:
+        return [("address", _written(gid)) for gid in sorted(port.addresses())]
+    guid = (port.text("gids/0") or "")[_PREFIX:]
+    return [("guid", guid)] if port.layer == "InfiniBand" and guid.strip("0:") else []
+
+
 def unique(check: Check, node: Node) -> Iterator[Finding]:
     """Addresses of RoCE ports, and GUIDs of InfiniBand ports; each of them is of one port."""
     owners = defaultdict[tuple[str, str], list[Port]](list)
     for each in used(node):
-        found: Iterable[tuple[str, str]] = ()
-        if each.is_ethernet and each.is_active and not each.has_master:
-            found = [("address", gid) for gid in each.addresses()]
-        elif each.layer == "InfiniBand":
-            guid = (each.text("gids/0") or "")[_PREFIX:]
-            found = [("guid", guid)] if guid.strip("0:") else []
-        for key in found:
-            owners[key].append(each)
+        if not (each.is_ethernet and each.has_master):
+            for key in identities(each):
+                owners[key].append(each)
     twice = {
         key: those
         for key, those in owners.items()
@@ -107,7 +111,7 @@ def unique(check: Check, node: Node) -> Iterator[Finding]:
     }
     for (what, value), those in twice.items():
         is_own = uses_rdma(node) and not all(is_aside(each, node) for each in those)
-        said = f"{_written(value) if what == 'address' else value} is that of each"
+        said = f"{value} is that of each"
         yield (check.bad if is_own else check.warn)(some(e.name for e in those), said, what)
     if owners and not twice:
         yield check.ok(HOST, f"{len(owners)} addresses and GUIDs")

@@ -139,7 +139,8 @@ class _Look:
         losses = [each for each in losses if not each.explained <= inside]
         ending = [self._cause("loss", claim) for claim in (*packets, *losses)]
         by_chance = {edge for edge in chance if self._may_be_chance(edge)}
-        doubtful = found.unknown | found.flaky | found.loss | by_chance
+        # Of which some connections fail, and nobody has looked why, is not known to work either.
+        doubtful = found.unknown | found.unsure | found.flaky | found.loss | by_chance
         dead = found.dead - answers - by_chance
         ports = found.ports - answers - found.unsure - by_chance
         made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
@@ -163,7 +164,10 @@ class _Look:
         made += [self._cause("bandwidth", claim) for claim in thin]
         made += self._explained("slow", self._slow - chance, lambda edge: edge in lost)
         flaky = found.flaky - chance - self._within(thin)
-        return made + (self._flaky(flaky) if flaky and not ending else [])
+        made += self._flaky(flaky) if flaky and not ending else []
+        # Beside a cause they may be of the same; without one, that some fail is not passed over.
+        unsure = found.unsure - answers
+        return made or (self._flaky(unsure, why="unknown") if unsure else [])
 
     def _packets(self, lost: set[Edge]) -> list[Claim]:
         """What loses packets, by what the kernel had to send again."""
@@ -216,7 +220,7 @@ class _Look:
 
         return unknown
 
-    def _flaky(self, edges: set[Edge]) -> list[Cause]:
+    def _flaky(self, edges: set[Edge], **facts: str) -> list[Cause]:
         a = tuple(sorted({src for src, _ in edges}))
         b = tuple(sorted({dst for _, dst in edges}))
         return [
@@ -228,6 +232,7 @@ class _Look:
                 a=a,
                 b=b,
                 edges=len(edges),
+                facts=facts,
             )
         ]
 
@@ -312,6 +317,8 @@ class _Look:
             times = [self._found.rtt_ms[each] for each in claim.explained]
             facts["ms"] = f"{statistics.median(times):.1f}"
             facts["usual_ms"] = f"{self.usual_ms:.2f}"
+        if symptom == "dead" and claim.explained & self._found.ended:
+            facts["ended"] = "yes"
         if symptom == "dead":
             words, forbidding, routeless = set[str](), set[str](), set[str]()
             for edge in claim.explained:

@@ -136,6 +136,7 @@ def remarks(hosts: Sequence[Facts], first: Mapping[int, Outcome]) -> list[Cause]
         *_names_elsewhere(hosts, first),
         *_sizes(hosts),
         *_unlike(hosts),
+        *_rdma(hosts),
     ]
 
 
@@ -259,6 +260,22 @@ def _unlike(hosts: Sequence[Facts]) -> Iterable[Cause]:
         if odd and len(values) - len(odd) >= _ALIKE * len(values):
             read = ", ".join(sorted({str(value) for value in odd.values()}))
             yield _cause("differs", "WARN", tuple(odd), what=what, read=read, usual=str(usual))
+
+
+def _rdma(hosts: Sequence[Facts]) -> Iterable[Cause]:
+    """RDMA addresses and GUIDs of several machines; one that many have is of a network within
+    each. Nothing has tried them, so nobody is convicted."""
+    owners: dict[str, dict[str, int]] = defaultdict(dict)
+    for number, each in enumerate(hosts):
+        for value in each.traits.rdma if each.traits else ():
+            owners[value].setdefault(each.boot_id or each.uid, number)
+    by_hosts: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for value, found in owners.items():
+        if 1 < len(found) <= max(2, (1 - _ALIKE) * len(hosts)):
+            by_hosts[tuple(sorted(found.values()))].append(value)
+    for sharing, values in by_hosts.items():
+        rest = f" and {len(values) - _NAMED} more" if len(values) > _NAMED else ""
+        yield _cause("duplicate-rdma", "WARN", sharing, values=", ".join(values[:_NAMED]) + rest)
 
 
 def _is_odd(what: str, value: int | str, usual: int | str) -> bool:

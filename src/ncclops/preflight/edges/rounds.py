@@ -113,6 +113,7 @@ class Rounds:
         self._numbers = {each.uid: number for number, each in enumerate(plan.hosts)}
         self._lost_data: set[int] = set()  # the hosts with which that happened in the first round
         self._lost: dict[int, dict[int, int]] = {}  # by host and slot: from which local port
+        self._passed: dict[int, list[int]] = {}  # by host: slots
         self._connections = asyncio.Semaphore(_CONNECTIONS_AT_ONCE)
 
     async def first(self, within_s: float) -> Outcome:
@@ -130,6 +131,7 @@ class Rounds:
         macs = self._network.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
         self._lost = {dst: _lost_from(each) for dst, each in edges.items() if each.passed}
+        self._passed = {dst: each.passed for dst, each in edges.items() if each.failed}
         return Outcome(
             src=self._me,
             seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
@@ -182,7 +184,9 @@ class Rounds:
         ports = self._hosts[edge.dst].ports
         every = [slot for slot, port in enumerate(ports) if port]
         # Spread over the range: what a firewall leaves open is among the first, if it is much.
-        first = every[::_SPREAD]
+        first, before = every[::_SPREAD], self._passed.get(edge.dst, [])
+        if not {*before} & {*first}:
+            first += before[:1]  # where that fails as well, nothing passes any more
         rest = [slot for slot in every if slot not in first]
         _, steady = await asyncio.gather(self._ports(edge, first, SECOND), self._fails_again(edge))
         if not edge.passed:

@@ -99,6 +99,12 @@ def _unreachable(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     if "routeless" in cause.facts:
         way = f"{cause.facts['routeless']} has no route there"
     text = f"no connection passes {_edges(hosts, cause)}: {way}"
+    if "ended" in cause.facts:
+        return (
+            f"{text}; the first ones have passed",
+            "look there for a full table (dmesg: nf_conntrack: table full), for a rule that counts"
+            " connections, and for a link or a route that has just gone",
+        )
     if "routeless" in cause.facts:
         return text, "look at the routes and the netmask of that host (ip route get ADDRESS)"
     if "at_mac" in cause.facts:
@@ -270,6 +276,15 @@ def _duplicate_mac(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     )
 
 
+def _duplicate_rdma(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    return (
+        f"RDMA ports of {_names(hosts, cause.a)} have the same address or GUID,"
+        f" {cause.facts['values']}: what is sent to one may arrive at the other",
+        "give each port of RoCE an address of its own (ip addr), and each of InfiniBand a GUID"
+        " (mstflint -d DEVICE -guid GUID sg)",
+    )
+
+
 def _no_interface(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     return (
         f"NCCL would find no interface to listen on, on {_names(hosts, cause.a)}"
@@ -373,9 +388,11 @@ def _differs(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
 
 
 def _flaky(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    way = "failed once and passed the second time"
+    if "why" in cause.facts:
+        way = "fail here and there, and there was no time to look why"
     return (
-        f"connections from {_names(hosts, cause.a)} to {_names(hosts, cause.b)} failed once and"
-        " passed the second time",
+        f"connections from {_names(hosts, cause.a)} to {_names(hosts, cause.b)} {way}",
         "run preflight again; where it stays, look for loss on the way",
     )
 
@@ -426,6 +443,7 @@ _KINDS = {
     "wrong-interface": _wrong_interface,
     "interface-missing": _interface_missing,
     "duplicate-mac": _duplicate_mac,
+    "duplicate-rdma": _duplicate_rdma,
     "files": _files,
     "no-interface": _no_interface,
     "loopback": _loopback,

@@ -35,6 +35,7 @@ class States:
     data from the first to the second is lost. ``unknown_large``: not looked at. ``flaky``: failed
     once, then passed. ``loss``: connections fail at random; ``stalled``: one does, or data.
     ``resending``: packets are lost, over connections that pass. ``unsure_resending``: perhaps.
+    ``ended``: of the dead ones, those over which some connections passed at first.
     ``unsure``: of those whose ports fail, where it may be chance and was not looked into. ``seen``
     is what was seen last.
     """
@@ -46,6 +47,7 @@ class States:
     unknown: set[Edge] = field(default_factory=set)
     unknown_large: set[Edge] = field(default_factory=set)
     unsure: set[Edge] = field(default_factory=set)
+    ended: set[Edge] = field(default_factory=set)
     loss: set[Edge] = field(default_factory=set)
     flaky: set[Edge] = field(default_factory=set)
     stalled: set[Edge] = field(default_factory=set)
@@ -100,6 +102,8 @@ def settle(
                 states.loss.add(edge)
             elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
+            if seen.passed and not last.passed:
+                states.ended.add(edge)
             _place(states, edge, last)
             if seen.resent >= NOTED and (edge not in again or again[edge].resent):
                 is_sure = edge in again and _resends(again[edge])
@@ -180,6 +184,8 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
     if again is None:
         return seen
     passed = {*again.passed, *seen.passed} - again.failed.keys()
+    if _ended(seen, again):
+        passed = set()
     # What there was no time to try again has failed once.
     failed = {slot: how for slot, how in seen.failed.items() if slot not in passed}
     late = bool(again.passed and failed.keys() - again.failed.keys())
@@ -195,6 +201,13 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
         sent=seen.sent + again.sent,
         resent=seen.resent + again.resent,
     )
+
+
+def _ended(seen: Seen, again: Seen) -> bool:
+    """Whether nothing passes any more, not even to ports that passed: a rule that counts, or a way
+    that broke meanwhile. What stood and got no answer may be a process that stood still."""
+    lost_again = again.failed.keys() & {*seen.passed}
+    return bool(lost_again) and not again.passed and {*again.failed.values()} == {"timeout"}
 
 
 def _least(*times: float) -> float:
