@@ -85,6 +85,15 @@ def _fabric(**values: object) -> Callable[[Machine, random.Random], str]:
     return plant
 
 
+def _rack(machine: Machine, chance: random.Random) -> str:
+    """A GPU of a rack, whose switches are on trays of their own."""
+    for gpu in machine.gpus:
+        gpu["fabric"] = {"state": 3, "status": 0, "cluster": "9c6f5af3", "clique": 4026}
+    machine.files["dev/nvidia-caps-imex-channels/channel0"], machine.imex = "", (True,)
+    machine.gpus[1]["fabric"] = machine.gpus[1]["fabric"] | {"health": 0x10}
+    return "GPU 1"
+
+
 def _cliques(machine: Machine, chance: random.Random) -> str:
     for gpu in machine.gpus:
         gpu["fabric"] = {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0}
@@ -605,6 +614,7 @@ DEFECTS = (
     Defect("registration under way", "gpu.fabric", BOARDS, _fabric(state=2)),
     Defect("registration failed", "gpu.fabric", BOARDS, _fabric(status=999)),
     Defect("degraded bandwidth", "gpu.fabric", BOARDS, _fabric(health=1)),
+    Defect("an unhealthy route of a rack", "gpu.fabric", ("cloud-vm",), _rack),
     Defect("two cliques", "gpu.fabric", BOARDS, _cliques),
     Defect("no fabric manager", "gpu.fabric-manager", MELLANOX, _no_fabric_manager),
     Defect("no fabric manager for Blackwell", "gpu.fabric-manager", ("hgx-ib",), _switch_ports),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ncclops.preflight import table
+from ncclops.preflight import hand_over, table
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, NodeReport, Status, worst
 from ncclops.preflight.node import RULES, judge
@@ -72,6 +72,12 @@ WORSE: list[tuple[str, str, Change, Status]] = [
         "64 KiB without the capability",
         both(limit("Max locked memory", "65536"), no_capabilities),
         Status.FAIL,
+    ),
+    (
+        "host.memlock",
+        "an eighth of 128 GiB, as a distribution gives",
+        both(limit("Max locked memory", str(16 * GIB)), no_capabilities),
+        Status.WARN,
     ),
     ("host.memlock", "64 KiB with it", limit("Max locked memory", "65536"), Status.OK),
     (
@@ -308,6 +314,18 @@ def test_the_table_shows_what_is_wrong_first_and_the_rest_when_asked() -> None:
     assert table.lines(NodeReport(host="n1", time=1.5, findings=())) == [
         "host n1: nothing to check"
     ]
+
+
+def test_the_reason_names_the_other_checks_as_far_as_there_is_room() -> None:
+    def bad(check: str, read: str) -> Finding:
+        return Finding(check=check, status=Status.FAIL, subject="host", read=read, wanted="")
+
+    found = [bad("host.shm", "64 MiB"), bad("nic.port", "DOWN"), bad("nic.port", "INIT")]
+    assert hand_over.reason(found) == "ncclops: host.shm host: 64 MiB (+2 more: nic.port)"
+    assert hand_over.reason([found[1], found[2]]) == "ncclops: nic.port host: DOWN (+1 more)"
+    long = hand_over.reason([bad("host.shm", "x" * 300), found[1]])
+    assert len(long) == 200
+    assert long.endswith("… (+1 more)")
 
 
 def test_a_report_survives_json() -> None:

@@ -15,6 +15,7 @@ from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.checks.counted import over
 from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
+from ncclops.preflight.traits import traits
 from tests.preflight.machines import KINDS, make
 from tests.preflight.more_defects import DEFECTS
 from tests.preflight.planting import Defect
@@ -65,11 +66,65 @@ def test_each_remedy_is_for_something_that_is_found() -> None:
         machine = make(KINDS.index(defect.kinds[0]))
         defect.plant(machine, random.Random(0))
         told |= {each.remedy for each in judge(machine.node())}
-    for code in (64, 74, 79):
+    for code in ("64,", "74,", "79,", "149, NETIR_LINK_EVT Nonfatal"):
         machine = make(0)
-        machine.log = [(60.0, f"NVRM: Xid (PCI:0000:19:00): {code}, pid=1, x")]
+        machine.log = [(60.0, f"NVRM: Xid (PCI:0000:19:00): {code} pid=1, x")]
         told |= {each.remedy for each in judge(machine.node())}
     assert {text for each in catalogue().values() for text in each.remedies.values()} <= told
+
+
+def test_a_link_that_has_recovered_needs_no_reset() -> None:
+    machine = MACHINES["links that recovered"](random.Random(0))
+    said = [each for each in judge(machine.node()) if each.check == "gpu.xid"]
+    assert {each.status for each in said} == {Status.WARN}
+    assert {each.remedy for each in said} == {catalogue()["gpu.xid"].remedies["recovered"]}
+
+
+def test_the_fabric_manager_of_a_rack_is_not_looked_for_on_its_hosts() -> None:
+    machine = MACHINES["grace blackwell"](random.Random(0))
+    for gpu in machine.gpus:
+        gpu["fabric"] |= {"health": 1}
+    for path in [path for path in machine.files if "nvswitch" in path]:
+        del machine.files[path]
+    (remedy,) = {each.remedy for each in judge(machine.node()) if each.check == "gpu.fabric"} - {""}
+    assert remedy == catalogue()["gpu.fabric"].remedies["rack"]
+
+
+@pytest.mark.parametrize(("rate", "said"), [("200", set()), ("400", {"nic.pcie"})])
+def test_a_slot_is_narrow_where_it_carries_less_than_the_ports(rate: str, said: set[str]) -> None:
+    machine = make(KINDS.index("hgx-roce"))
+    for index in range(8):
+        top = f"sys/class/infiniband/mlx5_{index}"
+        machine.files |= {
+            f"{top}/ports/1/rate": f"{rate} Gb/sec",
+            f"{top}/device/current_link_width": "8",
+            f"{top}/device/../max_link_width": "8",
+            f"{top}/device/current_link_speed": "32.0 GT/s PCIe",
+        }
+    assert grave(judge(machine.node()), Status.WARN, Status.FAIL) == said
+
+
+def test_the_lanes_of_a_gpu_beside_grace_say_nothing() -> None:
+    """They are as narrow as an idle one makes them; NVLink-C2C leads to the processor."""
+    machine = MACHINES["grace blackwell"](random.Random(0))
+    for gpu, width in zip(machine.gpus, (1, 16, 1, 16), strict=True):
+        gpu |= {"pcie_width": width, "pcie_width_max": 16}
+    assert "gpu.pcie" not in grave(judge(machine.node()), Status.WARN, Status.FAIL)
+
+
+def test_a_line_of_the_kernel_log_is_told_with_its_age() -> None:
+    machine = make(0)
+    machine.log = [(600.0, "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out")]
+    (said,) = (e.read for e in judge(machine.node()) if e.check == "host.kernel-log")
+    assert said.endswith("transmit queue 5 timed out, 10 min ago")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("hgx-roce", "10.1.7.3"), ("hgx-ib", "0000:0000:0000:0007")]
+)
+def test_hosts_are_told_each_other_s_rdma_addresses(kind: str, value: str) -> None:
+    machine = make(KINDS.index(kind))
+    assert value in traits(machine.node()).rdma
 
 
 def test_many_events_over_a_long_time_are_told_of_few() -> None:
@@ -97,7 +152,8 @@ def test_a_gpu_that_a_virtual_machine_has_been_given_is_translated() -> None:
 def test_networks_beside_the_lane_s_ports_are_not_warned_of(kind: str) -> None:
     """Unless the lane's own are too few, when they may be what is left of them."""
     machine = MACHINES[kind](random.Random(1))
-    assert "nic.rate" not in grave(judge(machine.node()), Status.WARN, Status.FAIL)
+    said = grave(judge(machine.node()), Status.WARN, Status.FAIL)
+    assert not said & {"nic.rate", "nic.gid"}
     machine.needs = replace(machine.needs, rdma_ports=32)
     assert "nic.rate" in grave(judge(machine.node()), Status.WARN)
 

@@ -186,6 +186,7 @@ def test_a_line_of_the_log_has_an_age_in_each_form(name: str, tmp_path: Path) ->
     log = read_log(tmp_path)
     assert log.source == f"/{name}"
     (line,) = log.lines
+    assert line.text == "NVRM: Xid (PCI:0000:19:00): 79"
     assert line.age_s is not None
     assert abs(line.age_s - 60) < 59  # however slow the test is
 

@@ -49,7 +49,11 @@ def reason(findings: Sequence[Finding], *, strict: bool = False) -> str:
     first = found[0]
     more = f" (+{len(found) - 1} more)" if len(found) > 1 else ""
     text = f"{first.check} {first.subject}: {' '.join(first.read.split())}"
-    room = _MOST_REASON - len("ncclops: ") - len(more)
+    room = _MOST_REASON - len("ncclops: ")
+    others = dict.fromkeys(each.check for each in found if each.check != first.check)
+    named = f"{more.removesuffix(')')}: {', '.join(others)})" if others else more
+    more = named if len(text) + len(named) <= room else more
+    room -= len(more)
     return f"ncclops: {text if len(text) <= room else text[: room - 1] + '…'}{more}"
 
 

@@ -299,13 +299,16 @@ def fabric(check: Check, node: Node) -> Iterator[Finding]:
     """Registration of each GPU, and whether all are in one clique."""
     known = [(gpu, gpu.fabric) for gpu in answering_gpus(node) if gpu.fabric is not None]
     cliques = defaultdict(list)
+    # GPUs of several hosts have a cluster, and their switches are in none of these.
+    is_of_rack = any(info.cluster.strip("0") for _, info in known) and not _managed(node)
+    where = "rack" if is_of_rack and not nvswitches(node) else ""
     for gpu, info in known:
         if info.state == _FABRIC_NONE:
             yield check.ok(name_of(gpu), "no fabric")
             continue
         bad = _fabric_problem(info)
         if bad:
-            yield check.bad(name_of(gpu), bad)
+            yield check.bad(name_of(gpu), bad, where)
         else:
             cliques[info.cluster, info.clique].append(gpu)
             yield check.ok(name_of(gpu), f"registered, clique {info.clique}")
@@ -314,7 +317,7 @@ def fabric(check: Check, node: Node) -> Iterator[Finding]:
             f"clique {clique} of {cluster[:8]}: GPU {','.join(str(g.index) for g in members)}"
             for (cluster, clique), members in cliques.items()
         ]
-        yield check.bad(HOST, some(said))
+        yield check.bad(HOST, some(said), where)
     for gpu in answering_gpus(node):
         if gpu.fabric is None:
             yield check.unknown(name_of(gpu), "the driver does not say")
@@ -324,8 +327,7 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     """Only where this host has the switches: in a virtual machine the hypervisor may have them."""
     files = node.files
     switches = nvswitches(node)
-    # Those of Blackwell boards are managed over InfiniBand, by a subnet manager of their own.
-    managed = [each.name for each in ports(node) if each.is_of_switch]
+    managed = _managed(node)
     if not (switches or managed) or not node.gpus:
         return
     said = [files.text("var/log/fabricmanager.log"), *(t for _, t in files.matching("dpkg/.*"))]
@@ -365,7 +367,8 @@ def processes(check: Check, node: Node) -> Iterator[Finding]:
         is_full = bool(used and total and used > total * check.limit("share"))
         if gpu.processes:
             pids = some([str(pid) for pid in gpu.processes])
-            yield check.bad(name_of(gpu), f"{len(gpu.processes)} processes: {pids}")
+            count_of = len(gpu.processes)
+            yield check.bad(name_of(gpu), f"{count_of} process{'es' * (count_of > 1)}: {pids}")
         elif is_full and used and total:
             yield check.bad(name_of(gpu), f"{size(used)} of {size(total)} in use")
         elif gpu.processes is None:
@@ -390,7 +393,9 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
             is_odd = wider >= max(_SLOTS, _SLOT_SHARE * len(alike))
             if is_odd or any(re.search(name, gpu.name or "") for name in boards):
                 yield check.bad(name_of(gpu), said)
-            elif not wider and (is_virtual(node.files) or re.search(on_chip, gpu.name or "")):
+            elif re.search(on_chip, gpu.name or ""):
+                yield check.unknown(name_of(gpu), f"{said}; NVLink-C2C leads to its processor")
+            elif not wider and is_virtual(node.files):
                 yield check.unknown(name_of(gpu), f"{said}, as all of its model here show")
             else:  # a slot, or two that share the lanes of one
                 yield check.warn(name_of(gpu), f"{said}; perhaps its slot has no more")
@@ -420,6 +425,11 @@ RULES: Mapping[str, Rule] = {
     "gpu.processes": processes,
     "gpu.pcie": pcie,
 }
+
+
+def _managed(node: Node) -> list[str]:
+    """Ports to the switches of Blackwell boards, which a subnet manager of their own manages."""
+    return [each.name for each in ports(node) if each.is_of_switch]
 
 
 def _fabric_problem(info: Fabric) -> str | None:

@@ -44,7 +44,8 @@ def memlock(check: Check, node: Node) -> Iterator[Finding]:
     elif has_capability(node.files, _IPC_LOCK) and not is_mapped(node.files):
         yield check.ok(HOST, f"{size(limit)}, which CAP_IPC_LOCK overrides")
     elif uses_rdma(node):
-        yield check.bad(HOST, size(limit))
+        is_small = limit < check.limit("least_bytes")
+        yield (check.bad if is_small else check.warn)(HOST, size(limit))
     else:
         yield check.ok(HOST, f"{size(limit)}; matters for RDMA only")
 
@@ -304,7 +305,7 @@ def kernel_log(check: Check, node: Node) -> Iterator[Finding]:
             continue
         for what, pattern in check.texts("lines").items():
             if re.search(pattern, line.text):
-                seen[what] = line.text
+                seen[what] = f"{line.text}, {line.age_s / 60:.0f} min ago"
     for what, text in seen.items():
         yield check.warn(HOST, text, what if what in check.remedies else "")
     if not seen:

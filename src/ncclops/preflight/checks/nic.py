@@ -138,7 +138,10 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
         types = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
         if not any(types.values()):
             if f"{top}" in each.nic.files or types:
-                yield _judged(check, node, each, "no address")
+                if is_aside(each, node):
+                    yield check.unknown(each.name, "no address; perhaps not meant for the job")
+                else:
+                    yield _judged(check, node, each, "no address")
             else:
                 yield check.unknown(each.name, "the driver shows no types")
             continue
@@ -339,7 +342,17 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
             else:
                 yield check.warn(device, f"{said}; perhaps its slot has no more", "slot")
         elif width < most:
-            yield check.warn(device, f"x{width} of x{most}, like others of its kind", "slot")
+            said, carried = f"x{width} of x{most}", _carried_gbps(width, speed)
+            wanted = sum(
+                other.rate_gbps or 0
+                for other in used(node)
+                if other.is_active and _card_of(other) == _card_of(each)
+            )
+            if slot_width and carried >= wanted:
+                yield check.ok(device, f"{said}, as its slot: enough for {wanted:g} Gb/s")
+            else:
+                less = f": {carried:.0f} Gb/s, its ports {wanted:g}" if carried else ""
+                yield check.warn(device, f"{said}, like others of its kind{less}", "slot")
         else:
             yield check.ok(device, f"x{width}")
 
@@ -358,6 +371,16 @@ RULES: Mapping[str, Rule] = {
     "nic.umad": umad,
     "nic.pcie": pcie,
 }
+
+
+def _carried_gbps(width: int, lane_gtps: float) -> float:
+    """What a PCIe link carries: of 10 bits 8 up to the second generation, then of 130 bits 128."""
+    return width * lane_gtps * (0.8 if lane_gtps < 8 else 128 / 130)
+
+
+def _card_of(port: Port) -> str:
+    """The PCI functions of one card have one address but for the last digit."""
+    return port.function.partition(".")[0] or port.nic.device
 
 
 def _without_device(node: Node, kinds: Sequence[str]) -> list[str]:

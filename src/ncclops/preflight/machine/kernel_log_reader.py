@@ -37,6 +37,11 @@ _MOST_CHARS = 400
 _CLOCKS_S = 60.0  # how far two clocks that are right may be apart
 _SINCE_BOOT = re.compile(r"\[\s*(\d+\.\d+)\]\s?")
 _KMSG = re.compile(r"^\d+,\d+,(\d+),[^;]*;")
+# What stands before the kernel's own words in a file, where its stamp has been read.
+_BEFORE = re.compile(
+    r"^(?:(?:\d{4}-\S+|[A-Z][a-z]{2} +\d+) (?:\S+ ){1,2}kernel: )?"
+    r"(?:\[ *\d+\.\d+\] ?|\[[A-Z][a-z]{2} [^]]{16,24}\] ?)?"
+)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
 _SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) ")
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\d{4})\]")
@@ -95,7 +100,8 @@ def _lines(text: str, moment: _Moment) -> Iterator[LogLine]:
         age = _age(line, moment)
         # What an earlier start of the machine has logged, this one may have mended.
         if age is None or moment.uptime_s is None or age <= moment.uptime_s + 1.0:
-            yield LogLine(_KMSG.sub("", line, count=1)[:_MOST_CHARS], age)
+            words = _BEFORE.sub("", _KMSG.sub("", line, count=1), count=1)
+            yield LogLine(words[:_MOST_CHARS], age)
 
 
 def _age(line: str, moment: _Moment) -> float | None:
