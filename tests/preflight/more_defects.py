@@ -79,6 +79,12 @@ def _no_uvm_in_docker(machine: Machine, chance: random.Random) -> str:
     return _no_uvm(machine, chance)
 
 
+def _no_uvm_without_root(machine: Machine, chance: random.Random) -> str:
+    """As of rootless podman: all capabilities, of its own name space only."""
+    machine.files["proc/self/uid_map"] = "         0       1000          1"
+    return _no_uvm(machine, chance)
+
+
 def _split(gpus: int | None) -> Callable[[Machine, random.Random], str]:
     """One GPU of eight has instances; the lane needs ``gpus``."""
 
@@ -328,6 +334,7 @@ DEFECTS = (
     *(Defect(name, "host.kernel-log", METAL, logged(text), WARN) for name, text in LOGGED.items()),
     Defect("no device for CUDA in a container", "gpu.uvm", ("container-v1", "container-v2"),
            _no_uvm_in_docker),
+    Defect("no device for CUDA without root", "gpu.uvm", ("container-v2",), _no_uvm_without_root),
     Defect("no device for CUDA", "gpu.uvm", (*METAL, "container-v2"), _no_uvm, WARN),
     Defect("a split GPU of eight", "gpu.mig", BOARDS, _split(8)),
     Defect("a split GPU beside whole ones", "gpu.mig", BOARDS, _split(None), WARN),

@@ -12,7 +12,14 @@ from ncclops.preflight.checks.gpu_facts import (
     of_other_drivers,
     without_file,
 )
-from ncclops.preflight.checks.look import HOST, Rule, has_capability, in_container, size
+from ncclops.preflight.checks.look import (
+    HOST,
+    Rule,
+    has_capability,
+    in_container,
+    is_mapped,
+    size,
+)
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Node
 
@@ -28,7 +35,8 @@ def uvm(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "the driver's device files are not to be seen")
     elif "dev/nvidia-uvm" in files:
         yield check.ok(HOST, "/dev/nvidia-uvm")
-    elif in_container(files) and not has_capability(files, _SYS_ADMIN):
+    # In a user namespace nobody makes devices, whatever capabilities there are.
+    elif in_container(files) and (is_mapped(files) or not has_capability(files, _SYS_ADMIN)):
         yield check.bad(HOST, "/dev/nvidia-uvm is not in this container", "container")
     elif "usr/bin/nvidia-modprobe" in files:
         yield check.ok(HOST, "none yet: nvidia-modprobe makes it when CUDA starts")
