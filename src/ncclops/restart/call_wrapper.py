@@ -164,9 +164,7 @@ class CallWrapper:
 
         Raises ``RuntimeError`` outside ``on_membership``, and what torch raises.
         """
-        if self._going is None:
-            raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
-        return self._going.regroup(
+        return self._in_on_membership("init_process_group").regroup(
             backend, timeout=timeout, within=within, device_id=device_id, shrink=shrink
         )
 
@@ -192,9 +190,8 @@ class CallWrapper:
         returns there. Raises ``ValueError`` for ranks that are not there or come twice,
         ``RuntimeError`` outside ``on_membership``, and what torch raises.
         """
-        if self._going is None:
-            raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
-        return self._going.new_group(ranks, backend, timeout, device_id, group_desc)
+        going = self._in_on_membership("new_group")
+        return going.new_group(ranks, backend, timeout, device_id, group_desc)
 
     def init_device_mesh(
         self,
@@ -217,10 +214,14 @@ class CallWrapper:
         Raises ``ValueError`` for a shape or names that do not fit, ``RuntimeError`` outside
         ``on_membership``, and what torch raises.
         """
-        if self._going is None:
-            raise RuntimeError("init_device_mesh() is for use in on_membership, of keep_going()")
         given = mesh_dim_names, backend, timeout, device_id
-        return self._going.init_device_mesh(device_type, mesh_shape, *given)
+        going = self._in_on_membership("init_device_mesh")
+        return going.init_device_mesh(device_type, mesh_shape, *given)
+
+    def _in_on_membership(self, method: str) -> KeepGoing:
+        if self._going is None or not self._going.is_in_on_membership:
+            raise RuntimeError(f"{method}() is for use in on_membership, of keep_going()")
+        return self._going
 
     @property
     def unfinished(self) -> frozenset[int] | None:

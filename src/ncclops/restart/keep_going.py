@@ -76,12 +76,15 @@ class KeepGoing:
             kept_beside.drop()
             end_shrinkable_group()
 
+    @property
+    def is_in_on_membership(self) -> bool:
+        """Whether ``on_membership`` is being called: what follows here is for use in it alone."""
+        return self._changing is not None
+
     def regroup(self, backend: str, **options: Any) -> Regrouped:
         """See ``CallWrapper.init_process_group``."""
-        if self._changing is None:
-            raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
-        loop = self._loop
-        old, new = self._changing
+        assert self._changing is not None
+        loop, (old, new) = self._loop, self._changing
         outcome = Regrouping(
             loop.session,
             backend,
@@ -95,14 +98,10 @@ class KeepGoing:
 
     def new_group(self, *args: Any) -> Any:
         """See ``CallWrapper.new_group``."""
-        if self._changing is None:
-            raise RuntimeError("new_group() is for use in on_membership, of keep_going()")
         return self._beside.new_group(*args)
 
     def init_device_mesh(self, *args: Any) -> Any:
         """See ``CallWrapper.init_device_mesh``."""
-        if self._changing is None:
-            raise RuntimeError("init_device_mesh() is for use in on_membership, of keep_going()")
         return self._beside.device_mesh(*args)
 
     def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
