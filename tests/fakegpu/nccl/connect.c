@@ -15,10 +15,6 @@ static unsigned way_of(const struct operation *operation) {
     return operation->kind == ALL_REDUCE ? TREE : RING;
 }
 
-static bool is_message(const struct operation *operation) {
-    return operation->kind == SEND || operation->kind == RECV;
-}
-
 static struct channel *channel_of(const struct operation *operation) {
     const ncclComm_t comm = operation->comm;
     return operation->kind == SEND
@@ -29,7 +25,7 @@ static struct channel *channel_of(const struct operation *operation) {
 /* Tell the others that this rank is there. Harmless where it has been said. */
 static void come(const struct operation *operation) {
     ncclComm_t comm = operation->comm;
-    if (!is_message(operation))
+    if (!operation_is_message(operation))
         atomic_fetch_or(&comm->meeting.members[comm->rank].ways, way_of(operation));
     else if (operation->kind == SEND)
         atomic_store(&channel_of(operation)->has_sender, true);
@@ -39,7 +35,7 @@ static void come(const struct operation *operation) {
 
 static bool are_there(const struct operation *operation) {
     const ncclComm_t comm = operation->comm;
-    if (is_message(operation)) {
+    if (operation_is_message(operation)) {
         const struct channel *channel = channel_of(operation);
         return atomic_load(&channel->has_sender) && atomic_load(&channel->has_receiver);
     }

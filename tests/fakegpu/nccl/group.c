@@ -35,11 +35,11 @@ static struct point device_points[KINDS] = {
 
 /* Collectives run in their order, and so do messages from one rank to another. */
 static bool has_to_wait(const struct launch *launch, const struct operation *operation) {
-    bool is_message = operation->kind == SEND || operation->kind == RECV;
+    bool is_message = operation_is_message(operation);
     for (const struct operation *each = launch->operations; each != operation; each = each->next) {
         if (each->is_finished) continue;
         bool same = is_message ? each->kind == operation->kind && each->root == operation->root
-                               : each->kind != SEND && each->kind != RECV;
+                               : !operation_is_message(each);
         if (same) return true;
     }
     return false;
@@ -54,9 +54,9 @@ static enum progress run_operations(struct launch *launch) {
             if (each->is_finished) continue;
             is_done = false;
             if (has_to_wait(launch, each)) continue;
-            bool is_message = each->kind == SEND || each->kind == RECV;
-            enum progress progress = is_message ? point_to_point_step(each, &has_moved)
-                                                : collective_step(each, &has_moved);
+            enum progress progress = operation_is_message(each)
+                                         ? point_to_point_step(each, &has_moved)
+                                         : collective_step(each, &has_moved);
             if (progress == BAD_ADDRESS) return BAD_ADDRESS;
             if (progress == DONE) each->is_finished = has_moved = true;
         }

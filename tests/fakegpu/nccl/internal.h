@@ -225,6 +225,11 @@ struct operation {
 
 extern const char *const kind_names[KINDS]; /* as NCCL's log has them */
 
+/* Whether it is a message from one rank to another, no collective. */
+static inline bool operation_is_message(const struct operation *operation) {
+    return operation->kind == SEND || operation->kind == RECV;
+}
+
 /* Check the arguments of a call, write it into the log, and queue it. */
 ncclResult_t operation_add(struct operation operation, cudaStream_t stream);
 
