@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclops.goodput.spans import Span
+from ncclops.goodput.spans import TRAINING, Span
 from ncclops.record.events import Event, RestartEvent, StepEvent
 
 UNFINISHED = "a step that was cut, and until the fault was noticed"
@@ -13,7 +13,6 @@ REDONE = "steps done again"
 SEAT = "waiting for lost ranks to come back"
 NEW_PROCESSES = "ending and starting processes"
 PAUSE = "pause before a retry, and waiting for nodes"
-_TRAINING = ("steps", "redone")
 _STARTING = ("start-up", "compile", "unmeasured")
 _PAUSES = ("restart", "cool-down")
 
@@ -43,7 +42,7 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
     last step before a fault had ended.
     """
     events = list(events)
-    trained = next((n for n, each in enumerate(spans) if each.kind in _TRAINING), None)
+    trained = next((n for n, each in enumerate(spans) if each.kind in TRAINING), None)
     if trained is None:
         return None
     begins = trained
@@ -57,14 +56,14 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
 
     for number, span in enumerate(spans):
         followed = number + 1 < len(spans) and spans[number + 1].kind in _PAUSES
-        if span.kind in _TRAINING:
+        if span.kind in TRAINING:
             last = _last_step(events, span) if followed else span.end
             lose(UNFINISHED, span.end - last)
             if span.kind == "redone":
                 lose(REDONE, last - span.start)
             else:
                 useful += last - span.start
-        elif span.kind == "unmeasured" and number and spans[number - 1].kind in _TRAINING:
+        elif span.kind == "unmeasured" and number and spans[number - 1].kind in TRAINING:
             lose(UNFINISHED, span.seconds)
         elif span.kind == "restart":
             phases = _phases(events, span)

@@ -43,6 +43,7 @@ SpanKind = Literal[
 ]
 _OPENING = (RunStartedEvent, WorkerStartedEvent)
 KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+TRAINING: tuple[SpanKind, ...] = ("steps", "redone")
 # So many usual steps, and so many of the times between two recorded ones, may a step last until it
 # is no longer taken to be under way; and steps are recorded every ten seconds at most.
 _SILENT_STEPS, _SILENT_RECORDS, _RECORDED_EVERY_S = 10.0, 2.0, 10.0
@@ -185,7 +186,7 @@ class _Timeline:
         self.close(ts)
 
     def _stood_still(self) -> None:
-        if self._kind in ("steps", "redone") and self._last_step is not None:
+        if self._kind in TRAINING and self._last_step is not None:
             self._turn("unmeasured", self._last_step[1])
 
     def _restart(self, event: RestartEvent) -> None:
