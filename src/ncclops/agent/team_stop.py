@@ -275,8 +275,7 @@ class TeamStop:
 
     def _has_begun(self) -> bool:
         pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
-        stepped = any(page and (page.step is not None or page.updates) for page in pages)
-        return stepped or bool(self._team.bootstrapped)
+        return any(page and _has_stepped(page) for page in pages) or bool(self._team.bootstrapped)
 
     def _has_changed(self, others: StopAgreement, known: tuple[object, bool]) -> bool:
         changed = (others.proposal, others.agreed) != known
@@ -303,7 +302,7 @@ class TeamStop:
     def _tell_who_is_late(self, readings: dict[int, int | None]) -> None:
         if self._agreed is None or self._left() < _TOLD_AFTER:
             return  # it is over soon
-        late = self._late(readings, self._agreed)
+        late = _late(readings, self._agreed)
         ranks = late or list(readings)
         has = "has" if len(ranks) == 1 else "have"
         what = (
@@ -317,14 +316,11 @@ class TeamStop:
             " they are"
         )
 
-    def _late(self, readings: dict[int, int | None], agreed: int) -> list[int]:
-        return [rank for rank, at in readings.items() if at is None or at < agreed]
-
     async def _tell_where_late_ranks_are(self) -> list[int]:
         """Of ranks that have not come to the agreed point, once the time is over; these ranks."""
         if self._clock is None or self._agreed is None or self._team.final_failure() is not None:
             return []
-        late = self._late(self._readings(self._clock), self._agreed)
+        late = _late(self._readings(self._clock), self._agreed)
         if late and self._record_late is not None:
             what = f"has not come to {self._point} in the time that it was given"
             await self._record_late(late, what)
@@ -352,7 +348,7 @@ class TeamStop:
 
     def _shows_work(self, worker: Worker) -> bool:
         page = progress.read(self._page_of(worker.rank))
-        if page is None or page.step is not None or page.updates or page.phase is not None:
+        if page is None or _has_stepped(page) or page.phase is not None:
             return True  # without a page, it is a program that is none of ours
         return self._steps_printed(worker.rank) > 0 or _handles_sigterm(worker.pid)
 
@@ -448,6 +444,15 @@ _SHARED_WAYS = {
     Way.SIGNAL: StopWay.SIGNAL,
     Way.NONE: StopWay.SIGNAL,
 }
+
+
+def _has_stepped(page: progress.Progress) -> bool:
+    return page.step is not None or page.updates > 0
+
+
+def _late(readings: dict[int, int | None], agreed: int) -> list[int]:
+    """The ranks that have not come to ``agreed``."""
+    return [rank for rank, at in readings.items() if at is None or at < agreed]
 
 
 def _handles_sigterm(pid: int) -> bool:
