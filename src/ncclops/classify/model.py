@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 SCHEMA = "ncclops.classify/1"
-# The ``file`` of evidence that was given as a value: how ranks ended, and hangs.
+# The ``file`` of evidence that was given as a value: how ranks ended, hangs, what the kernel tells.
 EXITS, HANGS, KERNEL = "exit status", "hang watch", "kernel"
 
 FailureClass = Literal[

@@ -119,9 +119,8 @@ class Ring:
 
     def hears(self, rank: int) -> bool:
         """Whether ``rank`` is this one, or the successor, which answers."""
-        if self.successor is not None and self._target is not None and rank == self._target.rank:
-            return True
-        return rank == self._rank
+        answering = None if self.successor is None else self._target
+        return rank == self._rank or (answering is not None and rank == answering.rank)
 
     def add_candidates(self, addresses: list[Address], now: float) -> None:
         """Take the answer to ``need_addresses``; an empty one: no other rank is left."""
