@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed as dist
 from torch import nn
 
 from ncclops.restart.snapshot import Rng, SnapshotError, Snapshots, _objects
@@ -385,3 +386,18 @@ def test_parameters_that_make_no_sense_are_refused() -> None:
         Snapshots({"model": model}).take(1)
     with pytest.raises(SnapshotError, match="outside of a wrapped function"):
         Snapshots({"model": model}).restore()
+
+
+def test_gradients_of_an_interrupted_step_do_not_outlive_it() -> None:
+    """A loop that clears them after its optimizer's step would add to them."""
+    model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([other], lr=0.1)
+    in_state = torch.ones(2)
+    model.bias.grad = in_state
+    model.weight.grad, other.grad = torch.ones(2, 2), torch.ones(2)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    entries = {"model": model, "optimizer": optimizer, "accumulated": [{"bias": in_state}]}
+    Snapshots(entries, store=store, name="gradients").restore()
+    assert model.weight.grad is None
+    assert other.grad is None
+    assert model.bias.grad is in_state

@@ -113,6 +113,29 @@ def load(entries: Mapping[str, Any], blob: Blob, all_entries: Mapping[str, Any])
                 entry.load_state_dict(_copies(kept[name], meshes))
 
 
+def drop_gradients(entries: Mapping[str, Any]) -> None:
+    """Leave no gradient on any parameter in ``entries``, but for those that are in the state.
+
+    Objects that outlive a fault have those of the interrupted step: a loop that clears gradients
+    after its optimizer's step, and not before its backward pass, would add to them.
+    """
+    held = {id(each) for entry in entries.values() for each in _plain_tensors(entry)}
+    for parameter in _tensors(entries):
+        if parameter.grad is not None and id(parameter.grad) not in held:
+            parameter.grad = None
+
+
+def _plain_tensors(entry: Any) -> Iterator[Tensor]:
+    """The tensors in nested dictionaries and sequences."""
+    import torch
+
+    if isinstance(entry, torch.Tensor):
+        yield entry
+    elif isinstance(entry, dict | list | tuple):
+        for each in entry.values() if isinstance(entry, dict) else entry:
+            yield from _plain_tensors(each)
+
+
 class _Kept:
     """A tensor in the buffer of a snapshot, in the place of one in a state."""
 

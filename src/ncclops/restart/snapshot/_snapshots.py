@@ -217,6 +217,7 @@ class Snapshots:
 
         agreed = background.result_of(agree, timeout)
         self._now = self._begin(place, memory, agreed.order, background, layouts)
+        _objects.drop_gradients(self._state)
         if agreed.order.moment is None:
             restored = self._from_checkpoint(memory, agreement, agreed.order, timeout)
         else:
