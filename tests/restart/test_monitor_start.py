@@ -62,6 +62,21 @@ def _main_process_that_calls_exec(successor: list[Any], logfile: Path) -> None:
     os.execv("/bin/sleep", ["sleep", "600"])
 
 
+def test_a_machine_that_stands_still_while_a_monitor_process_comes_up_is_noticed(
+    tmp_path: Path,
+) -> None:
+    """By its first tick, which is due from a moment that is written before it runs.
+
+    Written later, by a main process that has stood still as well, it would hide that: the new
+    monitor process took the clocks of the main process for old ones, and ended it.
+    """
+    process, began = MonitorProcess(_settings(0, tmp_path / "log")), time.monotonic()
+    process.start()
+    shown = process.page.monitor_tick  # long before it has come up, and ticks itself
+    process.stop()
+    assert began <= shown == process.started_at
+
+
 def _messages(connection: socket.socket) -> list[dict[str, Any]]:
     with connection.makefile() as lines:
         return [json.loads(line) for line in lines]

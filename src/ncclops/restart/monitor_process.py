@@ -71,6 +71,7 @@ class MonitorProcess:
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0  # the last start, by the clock of the page
 
     @property
     def address(self) -> tuple[int, str, int, str]:
@@ -97,6 +98,8 @@ class MonitorProcess:
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
         config = json.dumps(self._config(*fds, pidfd))
         command = [sys.executable, "-I", "-S", "-c", boot, config]
+        # Before it runs: it takes a first tick that is late for a machine that was stopped.
+        self.started_at = self.page.monitor_tick = self.page.now()
         try:
             process = subprocess.Popen(
                 command,

@@ -85,7 +85,6 @@ class ProgressWatchdog:
         self._on_tick = on_tick
         self._heartbeat = MainThreadHeartbeat()
         self._replaced_at: list[float] = []
-        self._started_at = 0.0
         self._stopped_until = 0.0
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ncclops-watchdog", daemon=True)
@@ -93,7 +92,6 @@ class ProgressWatchdog:
     def start(self) -> None:
         """Start the thread."""
         self._monitor_process.page.touch()
-        self._note_start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -124,20 +122,20 @@ class ProgressWatchdog:
         return [fd for fd, _ in poller.poll(timeout_s * 1000)]
 
     def _tick(self, late_s: float) -> None:
-        page = self._monitor_process.page
+        monitor, page = self._monitor_process, self._monitor_process.page
         now = page.watchdog_tick = page.now()
         if self._heartbeat.moved() and self._moves_count():
             page.main_beat = now
         with logged("a look at the process groups"):
             self._on_tick()
         timeout_s = max(self._monitor_timeout_s, 2 * self._interval_s)
-        if page.monitor_tick == self._started_at:  # it has not come up yet: a busy machine
+        if page.monitor_tick == monitor.started_at:  # it has not come up yet: a busy machine
             timeout_s *= 2
         if late_s > timeout_s / 2:  # this process was stopped, and the other one may have been
             self._stopped_until = now
         heard_at = max(page.monitor_tick, self._stopped_until)
-        if self._monitor_process.pid is not None and now - heard_at > timeout_s:
-            log.warning("the monitor process (pid %s) does not respond", self._monitor_process.pid)
+        if monitor.pid is not None and now - heard_at > timeout_s:
+            log.warning("the monitor process (pid %s) does not respond", monitor.pid)
             self._replace_monitor_process()
 
     def _serve(self) -> None:
@@ -155,11 +153,6 @@ class ProgressWatchdog:
             if len(self._replaced_at) > _MOST_REPLACEMENTS:
                 raise OSError(f"replaced {_MOST_REPLACEMENTS} times in {_COUNTED_FOR_S:g} s")
             self._monitor_process.replace()
-            self._note_start()
         except OSError as error:
             self._monitor_process.abandon()
             log.error("this rank continues without a monitor process: %s", error)
-
-    def _note_start(self) -> None:
-        page = self._monitor_process.page
-        self._started_at = page.monitor_tick = page.now()
