@@ -62,6 +62,7 @@ def _main_process_that_calls_exec(successor: list[Any], logfile: Path) -> None:
     os.execv("/bin/sleep", ["sleep", "600"])
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_machine_that_stands_still_while_a_monitor_process_comes_up_is_noticed(
     tmp_path: Path,
 ) -> None:
