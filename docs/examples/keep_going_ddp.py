@@ -13,7 +13,6 @@ SIGKILL.
 from __future__ import annotations
 
 import argparse
-import copy
 
 import torch
 import torch.distributed as dist
@@ -38,19 +37,6 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.data = Shuffled(number)
         torch.manual_seed(number)  # dropout differs from rank to rank
-        self.state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "data": self.data,
-            "rng": snapshot.Rng(),
-        }
-        self.beginning = copy.deepcopy({k: v.state_dict() for k, v in self.state.items()})
-
-    def begin_again(self) -> int:
-        """For a fault before the first snapshot: these objects have been trained already."""
-        for name, entry in self.state.items():
-            entry.load_state_dict(copy.deepcopy(self.beginning[name]))
-        return 0
 
     def regroup(self, old: restart.Membership | None, new: restart.Membership) -> None:
         """The group, what holds it, and the newest step that all have."""
@@ -60,9 +46,13 @@ class Trainer:
         else:
             group.renew(self.ddp)
         self.snapshots = snapshot.Snapshots(
-            self.state,
+            {
+                "model": self.model,
+                "optimizer": self.optimizer,
+                "data": self.data,
+                "rng": snapshot.Rng(),
+            },
             replicated=["model", "optimizer"],
-            checkpoint=self.begin_again,
         )
         restored = self.snapshots.restore()
         self.step = restored.step or 0

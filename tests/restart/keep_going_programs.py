@@ -21,6 +21,7 @@ from ncclops import restart
 from ncclops.restart._groups.gloo_sockets import handles_on
 from ncclops.restart.keep_going import Membership
 from ncclops.restart.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
+from ncclops.restart.snapshot import Snapshots
 from ncclops.testing import note
 from tests.restart.grow_programs import LIMITS
 from tests.restart.scenarios import FAST, Worker
@@ -171,6 +172,40 @@ def keeps_going(base: Worker) -> Any:
 
     function.__annotations__["call"] = restart.CallWrapper
     return worker.wrap(function, **FAST, **options)()
+
+
+def trained_before_a_snapshot(base: Worker) -> Any:
+    """A rank faults when steps have been made, and none was kept: a snapshot comes later."""
+    worker = _Worker(base.rank, base.directory, base.parameters)
+
+    def function(call: restart.CallWrapper) -> list[float]:
+        worker.note("function", iteration=call.iteration)
+        weights = torch.zeros(4)
+        first = 0
+
+        def regroup(old: Membership | None, new: Membership) -> None:
+            nonlocal first
+            worker.make_group()
+            checkpoint = (lambda: None) if worker.parameters["checkpoint"] else None
+            restored = Snapshots({"weights": weights}, checkpoint=checkpoint).restore()
+            worker.note("restored", goes_on=old is not None)
+            first = restored.step or 0
+
+        def train() -> None:
+            for step in range(first, STEPS):
+                in_step = IN_STEP.get(worker.fault)
+                if in_step is not None and step == FAULT_AT and worker.first_time():
+                    in_step()
+                gradient = _gradient(step)
+                dist.all_reduce(gradient)
+                weights.add_(gradient / dist.get_world_size())
+            dist.destroy_process_group()
+
+        call.keep_going(train, regroup)
+        return weights.tolist()
+
+    function.__annotations__["call"] = restart.CallWrapper
+    return worker.wrap(function, **FAST)()
 
 
 def nested(worker: Worker) -> Any:

@@ -90,6 +90,26 @@ def test_a_rank_that_is_in_reserve_afterwards_leaves_the_function(job: Job) -> N
     expect_same_objects(job, {1, 2, 3} - set(reserve))
 
 
+@pytest.mark.parametrize("checkpoint", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_trained_objects_for_which_there_is_no_state_are_made_anew(
+    job: Job, checkpoint: bool
+) -> None:
+    """They would go on from step 0 with the weights that they have."""
+    job.start(
+        3,
+        f"{MODULE}:trained_before_a_snapshot",
+        faults={"1": "raises"},
+        checkpoint=checkpoint,
+    )
+    assert set(job.wait().values()) == {0}
+    for rank in range(3):
+        assert [e["iteration"] for e in job.events("function", rank=rank)] == [0, 2]
+        assert [e["goes_on"] for e in job.events("restored", rank=rank)] == [False, False]
+        (returned,) = job.events("returned", rank=rank)
+        assert returned["value"] == pytest.approx(programs.undisturbed())
+    assert [e["cause"] for e in job.events("incident", rank=0)] == ["exception", "requested"]
+
+
 def test_a_loop_within_a_loop_is_refused(job: Job) -> None:
     assert job.start(1, f"{MODULE}:nested").wait() == {0: 0}
     (returned,) = job.events("returned")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ncclops.restart.state import FrozenState
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """One call of a wrapped function.
 
@@ -26,12 +26,16 @@ class Call:
     - ``aborted``: whether the groups of the present iteration are being aborted, or have been. Set
       before the first one is. Any thread.
     - ``at_end``: called in the main thread when the call ends, after the last iteration.
+    - ``goes_on``: the function goes on with objects of an earlier iteration (``keep_going``).
+    - ``begins_anew``: set for it to be called from its start at the end of the iteration instead.
     """
 
     state: Callable[[], FrozenState]
     connect: Callable[[], StoreClient]
     aborted: Callable[[], bool]
     at_end: list[Callable[[], object]] = field(default_factory=list)
+    goes_on: bool = False
+    begins_anew: bool = False
 
 
 _under_way: list[Call] = []

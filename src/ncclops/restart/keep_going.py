@@ -10,7 +10,8 @@
 The wrapped function stays where it is, with all that it has made: model, optimizer, data. Only
 ``function`` is left and called again, after ``on_membership`` has made the groups anew. A rank that
 a fault finds outside of it, and one that comes back in a new process, calls the wrapped function
-from its start, and takes part from there.
+from its start, and takes part from there. So do all where ``snapshot`` finds that there is no state
+for objects that have been trained (``_calls.Call.begins_anew``).
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class KeepGoing:
             return self._run(function, on_membership)
         finally:
             self._is_under_way = False
+            self._loop.as_call.goes_on = False
             kept_default.drop()
             kept_beside.drop()
             end_shrinkable_group()
@@ -107,7 +109,9 @@ class KeepGoing:
     def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         loop, torch_state = self._loop, TorchState()
         old: Membership | None = None
+        loop.as_call.begins_anew = False
         while True:
+            loop.as_call.goes_on = old is not None
             new = Membership.of(loop.frozen_state())
             try:
                 return self._attempt(function, on_membership, old, new)
@@ -118,6 +122,10 @@ class KeepGoing:
             if os.getpid() != loop.pid:
                 raise caught
             loop.settle()
+            if loop.as_call.begins_anew:
+                kept_beside.drop()
+                kept_default.end()
+                raise caught
             try:
                 loop.restart_inside(caught, torch_state)
             except BaseException:

@@ -146,7 +146,7 @@ class RestartLoop:
         self._torch_state = TorchState()
         self._ended_inside: BaseException | None = None  # what a restart inside has ended with
         self.pid = os.getpid()
-        self._as_call = _calls.Call(
+        self.as_call = _calls.Call(
             state=state.freeze,
             connect=self._another_connection,
             aborted=lambda: self.session.is_aborted(state.iteration),
@@ -192,7 +192,7 @@ class RestartLoop:
         error: BaseException | None = None
         try:
             contain_handlers()
-            _calls.begin(self._as_call)
+            _calls.begin(self.as_call)
             with self._env_rendezvous():
                 return self._run_iterations()
         except ForkedChild as child:
@@ -211,7 +211,7 @@ class RestartLoop:
             self._report_unexpected_end(unexpected)
         finally:
             if os.getpid() == self.pid:
-                _calls.end(self._as_call)
+                _calls.end(self.as_call)
                 self.session.close(error)
                 self._connections = None
             release_handlers()

@@ -62,6 +62,7 @@ class Order:
     ``fetches`` are by unit, with the address of the holder; ``partner`` keeps this rank's copies
     of ``copied`` units from here on, and has those of ``is_there`` already. ``sources`` tells how
     many ranks take their state from where, ``elsewhere`` which ones do not from their own memory.
+    ``goes_on``: that of any rank, see ``Told``.
     """
 
     epoch: int
@@ -74,17 +75,19 @@ class Order:
     sources: Mapping[str, int]
     elsewhere: Mapping[int, str]
     missing: str
+    goes_on: bool
 
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank tells the others of itself."""
+    """What one rank tells the others of itself. ``goes_on``: its objects have been trained."""
 
     seat: Seat
     address: Address
     epoch_floor: int
     interval: int
     wants_partner: bool
+    goes_on: bool
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,7 @@ def _orders(made: Plan, told: Sequence[Told]) -> list[Order]:
                 sources=dict(Counter(each.value for each in sources.values())),
                 elsewhere=dict(list(elsewhere.items())[:_MOST_TOLD]),
                 missing=made.missing,
+                goes_on=any(each.goes_on for each in told),
             )
         )
     return orders

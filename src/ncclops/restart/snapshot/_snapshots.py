@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclops.restart import _calls
+from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.snapshot import _objects
 from ncclops.restart.snapshot._agreement import Agreed, Agreement, Order, Told
 from ncclops.restart.snapshot._background import Background
@@ -54,6 +55,7 @@ class _Place:
     prefix: str
     connect: Callable[[], Any]
     aborted: Callable[[], bool]
+    goes_on: bool = False
 
 
 @dataclass
@@ -182,6 +184,9 @@ class Snapshots:
         Called on every rank, once in each iteration, before the first ``take``; also in the first
         one, where there is nothing yet, or a checkpoint. Blocks until all ranks are there.
 
+        Where nothing is there, and ``keep_going`` goes on with objects that have been trained, it
+        does not return: the wrapped function is called from its start, on all ranks.
+
         Raises ``SnapshotError`` where they are not within ``timeout``, where the ranks'
         checkpoints are of different steps, and where it was called before in the iteration, under
         the same ``name``; and what ``checkpoint`` raises.
@@ -240,6 +245,7 @@ class Snapshots:
                 prefix=f"{iteration}/snapshots/{self._name}",  # with which the ledger deletes it
                 connect=call.connect,
                 aborted=lambda: call.state().iteration != iteration or call.aborted(),
+                goes_on=call.goes_on,
             )
         if self._store is None:
             raise SnapshotError(
@@ -272,7 +278,7 @@ class Snapshots:
             holdings=[holding for holding, _ in memory.holdings()],
         )
         address, interval = memory.server.address, memory.interval
-        return Told(seat, address, place.epoch_floor, interval, self._partner)
+        return Told(seat, address, place.epoch_floor, interval, self._partner, place.goes_on)
 
     def _begin(
         self,
@@ -330,20 +336,40 @@ class Snapshots:
         for unit in self._entries:
             memory.keep_only(unit, None)
         memory.keep_copies_of(_NO_MOMENT, ())
-        if self._checkpoint is None:
-            return restored_by(order, None, {})
-        step = self._checkpoint()
+        step = None
+        if self._checkpoint is not None:
+            step = self._checkpoint()
+            if step is not None:
+                step = operator.index(step)
+            steps = now.background.result_of(
+                lambda: agreement.compare(now.place.role, "checkpoint", step), timeout
+            )
+            if len(set(steps)) > 1:
+                told = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(steps[:16]))
+                raise SnapshotError(f"the ranks' checkpoints are of different steps: {told}")
         if step is not None:
-            step = operator.index(step)
-        steps = now.background.result_of(
-            lambda: agreement.compare(now.place.role, "checkpoint", step), timeout
+            return restored_by(order, step, dict.fromkeys(self._entries, Source.CHECKPOINT))
+        if order.goes_on:
+            self._begin_anew(agreement, order, timeout)
+        return restored_by(order, None, {})
+
+    def _begin_anew(self, agreement: Agreement, order: Order, timeout: timedelta) -> NoReturn:
+        """Nothing is there for objects that have been trained: all ranks make others.
+
+        Those that are new do, too: DDP may have given them the others' weights by now.
+        """
+        now, call = self._in_iteration(), _calls.current()
+        assert call is not None
+        call.begins_anew = True
+        # What the first one raises interrupts the others: they know by then.
+        now.background.result_of(
+            lambda: agreement.compare(now.place.role, "begins-anew", True), timeout
         )
-        if len(set(steps)) > 1:
-            told = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(steps[:16]))
-            raise SnapshotError(f"the ranks' checkpoints are of different steps: {told}")
-        if step is None:
-            return restored_by(order, None, {})
-        return restored_by(order, step, dict.fromkeys(self._entries, Source.CHECKPOINT))
+        raise RankShouldRestart(
+            "no state to restore into objects that have been trained"
+            + (f" ({order.missing})" if order.missing else "")
+            + ": the function is called from its start"
+        )
 
     # --- take -----------------------------------------------------------------------------------
 
