@@ -44,6 +44,19 @@ def test_a_container_has_its_limit_at_the_top(root: Path) -> None:
     assert available_bytes(root) == 0
 
 
+def test_the_first_version_of_control_groups_has_limits_too(root: Path) -> None:
+    """As below Kubernetes on older systems: the path is the host's, and the limit at the top."""
+    (root / "proc/self/cgroup").write_text("9:memory:/kubepods/pod1/c1\n1:name=systemd:/x\n0::/\n")
+    memory = root / "sys/fs/cgroup/memory"
+    memory.mkdir()
+    (memory / "memory.limit_in_bytes").write_text(f"{64 * MIB}\n")
+    (memory / "memory.usage_in_bytes").write_text(f"{40 * MIB}\n")
+    (memory / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {8 * MIB}\n")
+    assert available_bytes(root) == 32 * MIB
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert available_bytes(root) > 32 * MIB
+
+
 def test_without_control_groups_it_is_the_host_s(root: Path) -> None:
     assert 0 < available_bytes(root) <= psutil.virtual_memory().total
 
