@@ -62,6 +62,8 @@ def test_only_a_call_of_torch_distributed_may_wait_for_peers(
         (["/work/train.py", C10D, MEASURED], True),
         (["/work/train.py", C10D, COUNTED], True),
         ([C10D, "/work/hook.py"], False),
+        (["/venv/torch/distributed/checkpoint/filesystem.py"], False),
+        (["/venv/torch/distributed/checkpoint/utils.py", C10D], True),
         ([], False),
     ],
 )

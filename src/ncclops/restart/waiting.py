@@ -53,4 +53,4 @@ def is_of_torch(frame: FrameType) -> bool:
 def waits_for_peers(stack: str) -> bool:
     """Whether ``stack``, the text of one thread's, ends in ``torch.distributed``."""
     files = [file for file in _FILE.findall(stack) if not file.endswith(_AROUND)]
-    return bool(files) and _DISTRIBUTED in files[-1]
+    return bool(files) and _DISTRIBUTED in files[-1] and _DISK not in files[-1]
