@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -362,3 +363,13 @@ def test_an_exception_that_python_ignored_ended_nothing(prefix: bytes, cut: int)
     assert (report.verdict.class_, report.evidence[0].line) == ("user-error", 8)
     assert len([each for each in report.evidence if each.line < 7]) == 0
     assert_found(scan(ignored + CAUSE + b"\n", cut), 6)
+
+
+def test_threads_that_search_at_the_same_time_do_not_meet() -> None:
+    """As the reader of a run's logs and the judgement of its end do, with the same signatures."""
+    find = build_matcher([b"first words", b"other words"])
+    blocks = [b"first words, " + b"x" * 200_000, b"x" * 200_000 + b"other words"]
+    wanted = [[(len(b"first words"), 0)], [(len(blocks[1]), 1)]]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(find, blocks * 100))
+    assert found == wanted * 100

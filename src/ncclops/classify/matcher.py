@@ -8,6 +8,7 @@ library does the same job some fifty times slower; the answers are equal.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,7 +24,7 @@ Matcher = Callable[[bytes], LiteralHits]
 
 
 def build_matcher(literals: Sequence[bytes], cache: Cache = NO_CACHE) -> Matcher:
-    """A function that finds every literal in a block, by the fastest means installed.
+    """A function that finds every literal in a block, by the fastest means installed. Any thread.
 
     What is compiled is kept in ``cache``.
     """
@@ -66,15 +67,19 @@ def plain_matcher(literals: Sequence[bytes]) -> Matcher:
 
 
 def _hyperscan_matcher(literals: Sequence[bytes], cache: Cache) -> Matcher:
-    database = _database(literals, cache)
-    hits: LiteralHits = []
+    import hyperscan
 
-    def remember(index: int, _start: int, end: int, _flags: int, _context: Any) -> None:
+    database = _database(literals, cache)
+    of_thread = threading.local()
+
+    def remember(index: int, _start: int, end: int, _flags: int, hits: LiteralHits) -> None:
         hits.append((end, index))
 
     def find(block: bytes) -> LiteralHits:
-        hits.clear()
-        database.scan(block, match_event_handler=remember)
+        if not hasattr(of_thread, "scratch"):  # one serves a single scan at a time
+            of_thread.scratch = hyperscan.Scratch(database)
+        hits: LiteralHits = []
+        database.scan(block, match_event_handler=remember, context=hits, scratch=of_thread.scratch)
         hits.sort()
         return hits
 
@@ -93,7 +98,6 @@ def _database(literals: Sequence[bytes], cache: Cache) -> Any:
         # It checks itself for another version, for other processors, and for damage.
         with suppress(hyperscan.error):
             database = hyperscan.loadb(kept, hyperscan.HS_MODE_BLOCK)
-            database.scratch = hyperscan.Scratch(database)
             return database
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     count = len(literals)
