@@ -42,7 +42,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print("child:", queue.get(timeout=30)[0])
+    print("child:", queue.get(timeout=100)[0])
     process.join()
 """
 
@@ -125,7 +125,7 @@ def main():
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print("child:", queue.get(timeout=30), flush=True)
+    print("child:", queue.get(timeout=100), flush=True)
     process.join()
     return 3
 

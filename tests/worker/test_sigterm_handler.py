@@ -87,7 +87,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_handler_s_exit_waits_for_nobody_where_no_stop_is_under_way() -> None:
     """The others do not end: they may wait for this rank in a collective."""
     command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 5, done.stderr
 
 
@@ -114,5 +114,5 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_second_signal_does_not_start_the_handler_within_itself() -> None:
     """It would write a checkpoint over the one that is being written."""
     command = [sys.executable, "-c", TWICE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "begins\nbefore\nends\n", done.stderr
