@@ -26,6 +26,7 @@ EVERYWHERE = {
     "lazy_names",
     "rank_lists",
     "moments",
+    "nearest",
     "host_name",
     "plain_text",
     "process_ends",

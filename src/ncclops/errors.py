@@ -14,7 +14,8 @@ an interruption (``EXIT_INTERRUPTED``). ``ncclops.cli._exit_codes`` has them by 
 ``ncclops.exit_codes`` those of `launch` that can be set.
 
 The message of each is one line in three parts: what is wrong, where, and what to do. The
-command line prints it as ``ncclops: error: <message>`` on stderr, without a traceback.
+command line prints it as ``ncclops: error: <message>`` on stderr, without a traceback. A file with
+several mistakes has a line for each.
 ``ncclops.restart`` has a tree of its own (it is usable alone); see ``ncclops.restart.exception``.
 """
 
@@ -28,9 +29,16 @@ STORE_CALL = "ncclops-store-call"
 
 
 class NcclopsError(Exception):
-    """Base of all errors that end a command; ``exit_code`` is what the process exits with."""
+    """Base of all errors that end a command; ``exit_code`` is what the process exits with.
+
+    ``lines`` are what is wrong; the message has them all.
+    """
 
     exit_code = 1
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class UsageError(NcclopsError):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ncclops.errors import UsageError
 from ncclops.record.regular_file import read_regular
 
 # The largest of ours has 30 kB.
 MOST_BYTES = 1 << 20
 # In one key, tomllib goes through all levels for each one.
 _MOST_DOTS = 300
+# Of a file that is something else altogether the first ones say enough.
+_MOST_PROBLEMS = 50
 
 
 def site_directory(kind: str) -> Path:
@@ -44,3 +49,12 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def refuse(problems: Iterable[str], error: type[UsageError] = UsageError) -> None:
+    """Raise ``error`` with a line for each of ``problems``, of very many the first, if any."""
+    lines = list(islice(problems, _MOST_PROBLEMS + 1))
+    if len(lines) > _MOST_PROBLEMS:
+        lines[_MOST_PROBLEMS:] = ["there is more that is wrong: mend this first"]
+    if lines:
+        raise error(*lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,6 +149,36 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, old: str, new: str, complai
     message = str(caught.value)
     assert complaint in message and "\n" not in message
     assert "site.toml" in message
+
+
+def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    wrong = GOOD.replace('"user-error"', '"user-eror"').replace("remedy = ", "remedi = ")
+    exits = GOOD.replace('id = "site', 'tier = 1.5\nexits = [[1]]\nid = "site')
+    (tmp_path / "a.toml").write_text(wrong + exits)
+    (tmp_path / "b.toml").write_text(GOOD.replace('id = "', 'outranks = ["no-net-plugi"]\nid = "'))
+    (tmp_path / "c.toml").write_text("[[signature]\n")
+    with pytest.raises(UsageError) as caught:
+        load_signatures(tmp_path)
+    expected = [
+        r"a\.toml: .*'site-license': unknown key 'remedi'; did you mean remedy\?",
+        r"a\.toml: .*class = 'user-eror' is none of .*; did you mean user-error\?",
+        r"a\.toml: .*tier must be a whole number, not 1\.5",
+        r"a\.toml: .*exits must be a list of names of signals",
+        r"c\.toml is not valid TOML",
+    ]
+    assert len(caught.value.lines) == len(expected)
+    for line, says in zip(caught.value.lines, expected, strict=True):
+        assert re.search(says, line)
+
+
+def test_names_that_do_not_exist_are_all_told(tmp_path: Path) -> None:
+    named = 'outranks = ["no-net-plugi"]\nabsent = ["zzzz"]\nid = "'
+    (tmp_path / "b.toml").write_text(GOOD.replace('id = "', named))
+    with pytest.raises(UsageError) as caught:
+        load_signatures(tmp_path)
+    first, second = caught.value.lines
+    assert "'no-net-plugi', which does not exist; did you mean no-net-plugin?" in first
+    assert "'zzzz', which does not exist: check requires" in second
 
 
 def test_a_directory_without_signatures_is_refused(tmp_path: Path) -> None:

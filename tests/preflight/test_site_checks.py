@@ -84,7 +84,7 @@ def test_how_a_command_ends_is_what_the_check_says(
         ("[[check]]", "[[checks]]", "must hold [[check]] tables and nothing else"),
         ("[[check]]", "x = 1\n[[check]]", "must hold [[check]] tables and nothing else"),
         ("[[check]]", "[[check]", "is not valid TOML"),
-        ("wanted", "wants", "check 'site.data': unknown key 'wants'; known are id, wanted,"),
+        ("wanted", "wants", "check 'site.data': unknown key 'wants'; did you mean wanted?"),
         ('remedy = "mount it: systemctl start data.mount"', "", "remedy is missing"),
         ("site.data", "data", "id: write two or more words"),
         ("site.data", "host.shm", "id: ncclops has a check of this name"),
@@ -117,6 +117,29 @@ def test_what_is_wrong_in_a_file_is_one_line_that_names_it(
     (line,) = done.stderr.splitlines()
     assert "ncclops/checks/data.toml" in line
     assert says in line
+
+
+def test_all_that_is_wrong_in_all_files_is_told_at_once(
+    tmp_path: Path, ncclops_in_process: Callable[..., CompletedText]
+) -> None:
+    put(FILE.replace("id =", 'limit = "9m"\nseverity = "fail"\nwhen = 1\nid ='), tmp_path)
+    put("[[check]\n", tmp_path, "more")
+    env = put(FILE + FILE.replace("remedy", "remdy"), tmp_path, "third")
+    done = ncclops_in_process("preflight", env=env)
+    assert done.returncode == 2
+    expected = [
+        "data.toml: check 'site.data': unknown key 'when'; known: id, wanted,",
+        "data.toml: check 'site.data': limit: 9m is not between 100ms and 30s",
+        "data.toml: check 'site.data': severity: 'fail' is neither WARN nor FAIL; did you mean",
+        "more.toml is not valid TOML",
+        "third.toml: check 'site.data': unknown key 'remdy'; did you mean remedy?",
+        "third.toml: check 'site.data': two checks have one id",
+    ]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(expected)
+    for line, says in zip(lines, expected, strict=True):
+        assert line.startswith("ncclops: error: ")
+        assert says in line
 
 
 def test_the_users_check_replaces_its_namesake(

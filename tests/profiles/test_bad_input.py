@@ -46,7 +46,10 @@ BAD = {
     ),
     "text for a number": ('preflight.gpus = "all"', "gpus: must be a whole number, not 'all'"),
     "text for a switch": ('preflight.rdma = "no way"', "rdma: must be true or false, not 'no way'"),
-    "list for one value": ("parameters.x = [1]", r"parameters\.x: must be text, not \[1\]"),
+    "list for one value": (
+        "parameters.x = [1]",
+        r"parameters\.x: must be text, a number, true or false, not \[1\]",
+    ),
     "too small": ("preflight.gpus = -1", r"gpus: must be (?!.*input).*, not -1"),
     "a command that may have a secret": (
         'notify.to.ops = { kind = "command", rules = ["failed"], command = "sh -c KEY" }',
@@ -132,6 +135,66 @@ def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str, message:
         load_profiles([str(path)])
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+ALL_AT_ONCE = {
+    "of shape": (
+        'description = "d"\nkind = "Overly"\ncolour = 1\ntimeouts.soft = 5\nenv.X.set = "1"\n',
+        [
+            "kind: cannot be 'Overly'; write 'lane' or 'overlay'; did you mean overlay?",
+            'timeouts.soft: must be text: write it in quotes, as in "5"',
+            "env.X.why: is missing: every entry says why",
+            "colour: unknown key; known: description, kind,",
+        ],
+    ),
+    "of meaning": (
+        'description = "d"\n[timeouts]\nsoft = "0s"\nhard = "{no}"\n[watch]\nhang = "0s"\n'
+        '[notify]\nprogress = "0s"\n[notify.to.ops]\nkind = "command"\ncommand = ["x"]\n'
+        'heartbeat = "0s"\n[env.X]\nset = "{nor_this}"\nwhy = "w"\n',
+        [
+            "timeouts.soft: must be positive",
+            "timeouts.hard: there is no parameter 'no'",
+            "env.X: there is no parameter 'nor_this'",
+            "watch.hang: must be positive",
+            "notify.to.ops.heartbeat: must be positive",
+            "notify.progress: must be positive",
+        ],
+    ),
+    "a misspelt key is missing under its name": (
+        'descripton = "d"\n',
+        ["descripton: unknown key; did you mean description?"],
+    ),
+    "a type of several": (
+        'description = "d"\nparameters.a = [1]\nparameters.b = {}\n',
+        [
+            "parameters.a: must be text, a number, true or false, not [1]",
+            "parameters.b: must be text, a number, true or false, not {}",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "lines"), ALL_AT_ONCE.values(), ids=ALL_AT_ONCE.keys())
+def test_all_mistakes_of_a_file_are_told_at_once(
+    tmp_path: Path, text: str, lines: list[str]
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        load_profiles([str(path)])
+    said = caught.value.lines
+    assert len(said) == len(lines)
+    for line, expected in zip(said, lines, strict=True):
+        assert line.startswith(f"{path}: {expected}")
+
+
+def test_of_very_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("".join(f"a{number} = 1\n" for number in range(1000)), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        load_profiles([str(path)])
+    assert len(caught.value.lines) == 51
+    assert caught.value.lines[-1] == "there is more that is wrong: mend this first"
 
 
 def test_notifications_need_no_pause(tmp_path: Path) -> None:

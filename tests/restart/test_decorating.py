@@ -52,6 +52,19 @@ def test_a_function_that_runs_nothing_when_called_is_refused_at_decoration(
         inprocess.Wrapper()(function)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Trainer(), r"Wrapper takes no function: write @Wrapper\(\) above it, with brackets"),
+        (3, "Wrapper takes keywords only: write the name of a parameter before 3"),
+    ],
+)
+def test_a_decorator_without_brackets_is_refused(given: Any, says: str) -> None:
+    wrapper: Any = inprocess.Wrapper
+    with pytest.raises(TypeError, match=says):
+        wrapper(given)
+
+
 @functools.wraps(asynchronous)
 def running_asynchronous() -> None:
     asyncio.run(asynchronous())

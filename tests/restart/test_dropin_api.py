@@ -225,8 +225,10 @@ def test_parameters_and_defaults_are_the_documented_ones(path: str) -> None:
 
 
 def test_the_wrapper_takes_the_documented_parameters() -> None:
-    ours = inspect.signature(inprocess.Wrapper).parameters
-    assert {p.kind for p in ours.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    refused, *taken = inspect.signature(inprocess.Wrapper).parameters.values()
+    assert refused.kind is inspect.Parameter.VAR_POSITIONAL, "so that an error says what to write"
+    assert {p.kind for p in taken} == {inspect.Parameter.KEYWORD_ONLY}
+    ours = {p.name: p for p in taken}
     wrapper = inprocess.Wrapper()
     for name, default in WRAPPER.items():
         assert ours[name].default == default, name

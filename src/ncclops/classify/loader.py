@@ -30,7 +30,8 @@ from ncclops.classify.model import (
     Signature,
 )
 from ncclops.errors import UsageError
-from ncclops.toml_files import load_toml, site_directory, user_directory
+from ncclops.nearest import meant, nearest
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
 
 log = logging.getLogger("ncclops.classify")
 
@@ -123,13 +124,15 @@ def load_signatures(*directories: Path, cache: Cache = NO_CACHE) -> SignatureSet
 
     ``cache`` saves the time to read the shipped files as TOML, and to build the matcher.
     Raises ``UsageError`` for a directory without ``*.toml`` files, a file that is not TOML and
-    an entry that does not validate; the message names file and entry.
+    an entry that does not validate: a line for each, with file and entry.
     """
     merged = {signature.id: signature for signature in _shipped(cache)}
+    problems: list[str] = []
     for directory in directories:
-        merged.update((signature.id, signature) for signature in _of_directory(directory))
+        merged.update((signature.id, signature) for signature in _of_directory(directory, problems))
     loaded = SignatureSet(tuple(merged.values()), cache)
-    _check_names(loaded)
+    # A signature that is refused is not there for others to refer to.
+    refuse(problems or _missing_names(loaded))
     return loaded
 
 
@@ -151,7 +154,7 @@ def standing_signatures() -> SignatureSet:
             return load_signatures(*directories, cache=Cache.of_user())
         return shipped_signatures()
     except (UsageError, OSError) as error:
-        log.warning("only the shipped signatures are used: %s", error)
+        log.warning("only the shipped signatures are used: %s", str(error).replace("\n", "; "))
         return shipped_signatures()
 
 
@@ -185,24 +188,24 @@ def _documents(texts: dict[str, bytes], cache: Cache) -> dict[str, dict[str, Any
     return documents
 
 
-def _of_directory(directory: Path) -> Iterator[Signature]:
+def _of_directory(directory: Path, problems: list[str]) -> Iterator[Signature]:
     try:
         files = sorted(directory.glob("*.toml"))
-        documents = [(file, _load(file)) for file in files]
     except OSError as error:
         raise UsageError(f"cannot read signatures in {directory}: {error}") from error
-    if not documents:
+    if not files:
         raise UsageError(f"no signatures in {directory}: expected at least one *.toml file there")
-    for file, document in documents:
-        for signature in _signatures_in(document, str(file), check=True):
-            yield replace(signature, origin=str(file))
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        return load_toml(file)
-    except ValueError as error:
-        raise UsageError(f"{file} is not valid TOML: {error}") from error
+    for file in files:
+        try:
+            signatures = _signatures_in(load_toml(file), str(file), check=True)
+        except UsageError as error:
+            problems += error.lines
+        except OSError as error:
+            problems.append(f"cannot read signatures in {directory}: {error}")
+        except ValueError as error:
+            problems.append(f"{file} is not valid TOML: {error}")
+        else:
+            yield from (replace(signature, origin=str(file)) for signature in signatures)
 
 
 def parse_signatures(text: str, where: str) -> list[Signature]:
@@ -222,14 +225,21 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 def _signatures_in(document: dict[str, Any], where: str, check: bool) -> list[Signature]:
     entries, parts = document.pop("signature", None), document.pop("part", {})
     if document or not isinstance(entries, list):
-        raise UsageError(
-            f"{where} must hold [[signature]] tables, maybe [part], and nothing else at top level"
-        )
+        found = f", not {', '.join(sorted(document))}" if document else ""
+        what = "must hold [[signature]] tables, maybe [part], and nothing else at top level"
+        raise UsageError(f"{where} {what}{found}")
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise UsageError(f"{where}: [part] holds parts of patterns, each a text with a name")
     if not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{where}: each signature is a table, [[signature]]")
-    return [_parse_entry(_whole(entry, parts), where, check) for entry in entries]
+    entries = [_whole(entry, parts) for entry in entries]
+    if check:
+        refuse(
+            f"{where}: signature {entry.get('id', '<without id>')!r}: {problem}"
+            for entry in entries
+            for problem in _problems(entry)
+        )
+    return [_signature_of(entry) for entry in entries]
 
 
 def _whole(entry: dict[str, Any], parts: dict[str, str]) -> dict[str, Any]:
@@ -241,10 +251,7 @@ def _whole(entry: dict[str, Any], parts: dict[str, str]) -> dict[str, Any]:
     return entry
 
 
-def _parse_entry(entry: dict[str, Any], where: str, check: bool) -> Signature:
-    name = f"{where}: signature {entry.get('id', '<without id>')!r}"
-    for problem in _problems(entry) if check else ():
-        raise UsageError(f"{name}: {problem}")
+def _signature_of(entry: dict[str, Any]) -> Signature:
     role, certainty = entry["role"], entry.get("certainty", "likely")
     lists = {key: tuple(entry.get(key, ())) for key in _LISTS}
     retry = entry.get("retry", "none")
@@ -281,20 +288,39 @@ def _parse_entry(entry: dict[str, Any], where: str, check: bool) -> Signature:
 
 
 def _problems(entry: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with an entry, the first things first."""
-    if unknown := sorted(set(entry) - _KNOWN):
-        yield f"unknown key {unknown[0]!r}; known are {', '.join(sorted(_KNOWN))}"
-    for key in (key for key in _REQUIRED if not entry.get(key)):
-        yield f"{key} is missing or empty"
+    """All that is wrong with an entry."""
+    unknown = sorted(set(entry) - _KNOWN)
+    for key in unknown:
+        yield f"unknown key {key!r}{nearest(key, sorted(_KNOWN))}"
+    shapes = dict(_misshapen(entry))
+    yield from shapes.values()
+    sound = {key: value for key, value in entry.items() if key not in shapes}
+    misspelt = {each for key in unknown for each in meant(key, _KNOWN)} | shapes.keys()
+    for key in _REQUIRED:
+        if not sound.get(key) and key not in misspelt:
+            yield f"{key} is missing or empty"
+    if sound.get("role") != "benign":
+        for key in _REQUIRED_OF_FAILURES:
+            if not sound.get(key) and key not in misspelt:
+                yield f"{key} is missing: a signature that can decide must say what to do"
+    yield from _problems_of_values(sound)
+    yield from _problems_of_literals(sound)
+    yield from _problems_of_patterns(sound)
+
+
+def _misshapen(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys whose values are of another type than they have to be."""
     for key in (key for key in _TEXTS if not isinstance(entry.get(key, ""), str)):
-        yield f"{key} must be a string"
+        yield key, f'{key} must be a string: write it in quotes, as in "{entry[key]}"'
     for key in _LISTS:
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            yield f"{key} must be a list of strings"
-    yield from _problems_of_values(entry)
-    yield from _problems_of_literals(entry)
-    yield from _problems_of_patterns(entry)
+            yield key, f'{key} must be a list of strings, as in ["one", "two"], not {value!r}'
+    if not isinstance(entry.get("tier", 0), int):
+        yield "tier", f"tier must be a whole number, not {entry['tier']!r}"
+    for key in ("teardown", "hang", "compares"):
+        if not isinstance(entry.get(key, False), bool):
+            yield key, f"{key} must be true or false, not {entry[key]!r}"
 
 
 def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
@@ -308,18 +334,10 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
         "retry_after_progress": RETRY_POLICIES,
     }
     for key, allowed in choices.items():
-        if key in entry and entry[key] not in allowed:
-            yield f"{key} = {entry[key]!r} is none of {', '.join(filter(None, allowed))}"
-    if entry["role"] != "benign":
-        for key in (key for key in _REQUIRED_OF_FAILURES if not entry.get(key)):
-            yield f"{key} is missing: a signature that can decide must say what to do"
-    if not isinstance(entry.get("tier", 0), int) or not isinstance(
-        entry.get("teardown", False), bool
-    ):
-        yield "tier must be a whole number and teardown true or false"
-    for key in ("hang", "compares"):
-        if not isinstance(entry.get(key, False), bool):
-            yield f"{key} must be true or false"
+        if key in entry and entry[key] not in allowed and (entry[key] or key not in _REQUIRED):
+            shown = list(filter(None, allowed))
+            close = nearest(entry[key], shown, or_else="")
+            yield f"{key} = {entry[key]!r} is none of {', '.join(shown)}{close}"
     exits = entry.get("exits", [])
     if not isinstance(exits, list) or not all(map(_is_exit, exits)):
         names = f"names of signals, exit codes from 1 to 255, or {ANY_FAILURE!r}"
@@ -329,11 +347,11 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
 def _is_exit(value: object) -> bool:
     if isinstance(value, int):
         return 0 < value < 256
-    return value == ANY_FAILURE or value in signal.Signals.__members__
+    return isinstance(value, str) and value in {ANY_FAILURE, *signal.Signals.__members__}
 
 
 def _problems_of_literals(entry: dict[str, Any]) -> Iterator[str]:
-    for literal in entry["literals"]:
+    for literal in entry.get("literals", ()):
         if len(literal) < _SHORTEST_LITERAL:
             yield f"literal {literal!r} is shorter than {_SHORTEST_LITERAL} characters"
         if not literal.isascii() or "\n" in literal:
@@ -350,14 +368,16 @@ def _problems_of_patterns(entry: dict[str, Any]) -> Iterator[str]:
             yield f"{key} has {unknown[0]}, and [part] has no {unknown[1]!r}"
 
 
-def _check_names(loaded: SignatureSet) -> None:
+def _missing_names(loaded: SignatureSet) -> Iterator[str]:
+    """What signatures refer to and is not there."""
     known = set(loaded.by_id)
     for signature in loaded.signatures:
         named = signature.requires | signature.requires_all | signature.absent | signature.echo_of
         named |= {name for name in signature.outranks if not name.startswith("class:")}
         named |= signature.explains_line
-        if missing := sorted(named - known):
-            raise UsageError(
-                f"signature {signature.id!r} ({signature.origin}) refers to {missing[0]!r}, "
-                "which does not exist: check requires, absent, outranks, explains_line and echo_of"
+        for name in sorted(named - known):
+            hint = "check requires, absent, outranks, explains_line and echo_of"
+            yield (
+                f"signature {signature.id!r} ({signature.origin}) refers to {name!r}, "
+                f"which does not exist{nearest(name, known, or_else=f': {hint}')}"
             )

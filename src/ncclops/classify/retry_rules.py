@@ -14,6 +14,8 @@ from typing import Any, Literal
 from ncclops.classify.model import ELIGIBLE_POLICIES
 from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
+from ncclops.nearest import nearest
+from ncclops.toml_files import refuse
 
 Action = Literal["retry", "replace-node", "stop"]
 Lane = Literal["generic", "expert-parallel"]
@@ -82,7 +84,7 @@ class RetryRules:
         merged = _as_tables(self)
         for section, values in changes.items():
             if section not in merged:
-                raise UsageError(f"retry.{section}: unknown; known are {', '.join(sorted(merged))}")
+                raise UsageError(f"retry.{section}: unknown{nearest(section, sorted(merged))}")
             merged[section] = _merge(merged[section], values, f"retry.{section}")
         return _rules_from_tables(merged)
 
@@ -160,7 +162,7 @@ def _merge(old: Mapping[str, Any], new: Any, where: str) -> dict[str, Any]:
     if not isinstance(new, Mapping):
         raise UsageError(f"{where} must be a table, not {new!r}")
     if unknown := sorted(set(new) - set(old)):
-        raise UsageError(f"{where}.{unknown[0]}: unknown; known are {', '.join(sorted(old))}")
+        refuse(f"{where}.{key}: unknown{nearest(key, sorted(old))}" for key in unknown)
     return {
         key: _merge(value, new[key], f"{where}.{key}")
         if isinstance(value, Mapping) and key in new

@@ -130,7 +130,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except NcclopsError as error:
         _tell_the_starter(error)
-        return _fail(str(error), error.exit_code)
+        return _fail(*error.lines, code=error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         format_message = getattr(error, "format_message", None)
         if format_message is not None:
             _tell_the_starter(UsageError(format_message()))
-            return _fail(format_message(), getattr(error, "exit_code", 2))
+            return _fail(format_message(), code=getattr(error, "exit_code", 2))
         return _fail_for_what_is_exhausted(error)
     return code if isinstance(code, int) else 0
 
@@ -179,29 +179,30 @@ def _tell_the_starter(error: NcclopsError) -> None:
         raise error
 
 
-def _fail(message: str, code: int) -> int:
-    _output.tell(f"ncclops: error: {plain_line(message, _MOST_CHARS)}\n")
+def _fail(*lines: str, code: int) -> int:
+    for line in lines or ("",):
+        _output.tell(f"ncclops: error: {plain_line(line, _MOST_CHARS)}\n")
     return code
 
 
 def _fail_for_the_system(error: OSError) -> int:
     """What the system has refused; ``error`` was not expected where it came up."""
     if error.filename is None and error.errno in _FULL:
-        return _fail(f"cannot write standard output: {error.strerror}", 1)
+        return _fail(f"cannot write standard output: {error.strerror}", code=1)
     if isinstance(error, PermissionError) and error.filename is not None:
-        return _fail(f"{described(error)}: check its mode and its owner", UsageError.exit_code)
+        return _fail(f"{described(error)}: check its mode and its owner", code=UsageError.exit_code)
     if error.filename is not None and error.errno in _NO_NAME:
         name = plain_line(os.fsdecode(error.filename), _MOST_CHARS_OF_NAME)
-        return _fail(f"{error.strerror}: {name}: name another path", UsageError.exit_code)
+        return _fail(f"{error.strerror}: {name}: name another path", code=UsageError.exit_code)
     if error.filename is None and isinstance(error, FileNotFoundError) and _is_nowhere():
         what = "the current directory has been removed: change to one that exists"
-        return _fail(what, UsageError.exit_code)
+        return _fail(what, code=UsageError.exit_code)
     return _fail_for_what_is_exhausted(error)
 
 
 def _fail_for_what_is_exhausted(error: Exception) -> int:
     """Where nothing is: for a fault of our own."""
-    return _fail_ourselves(error) if advice(error) is None else _fail(described(error), 1)
+    return _fail_ourselves(error) if advice(error) is None else _fail(described(error), code=1)
 
 
 def _is_nowhere() -> bool:
@@ -229,7 +230,7 @@ def _fail_ourselves(error: Exception) -> int:
     if _verbosity.level() > 0:
         _output.tell(plain(trace))
     what = f"{type(error).__name__}: {error}"
-    return _fail(f"internal error: {what}; {where}; please report it", EXIT_INTERNAL_ERROR)
+    return _fail(f"internal error: {what}; {where}; please report it", code=EXIT_INTERNAL_ERROR)
 
 
 def _leave_broken_pipe() -> int:

@@ -7,7 +7,6 @@ is in the table. The help is plain text by intention: importing rich takes a ten
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ncclops.cli import _verbosity
 from ncclops.errors import UsageError
+from ncclops.nearest import meant
 
 RUN, DIAGNOSE, ENVIRONMENT = "Run", "Diagnose", "Environment"
 
@@ -90,7 +90,7 @@ class CommandTable(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the base class does, which knows only commands that are imported, with suggestions."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            close = meant(args[0], self.list_commands(ctx))
             hint = f"did you mean {close[0]}?" if close else "`ncclops --help` lists all"
             raise UsageError(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
@@ -124,7 +124,7 @@ class CommandGroup(TyperGroup):
         """As the base class does; an error says what there is: a run may have been meant for it."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
-            close = get_close_matches(args[0], names, n=1)
+            close = meant(args[0], names)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
             raise UsageError(f"{ctx.command_path} has no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from ncclops.errors import UsageError
+from ncclops.nearest import nearest
 
 # As in ncclops.profiles, which takes longer to import than most commands run.
 RestartMode = Literal["in-process", "process", "none"]
@@ -102,8 +102,7 @@ def one_of(option: str, choices: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text in choices:
             return text
-        close = get_close_matches(text, choices, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = nearest(text, choices, or_else="")
         raise UsageError(
             f"{option} {text}: choose {', '.join(choices[:-1])} or {choices[-1]}{hint}"
         )

@@ -9,6 +9,7 @@ import typer
 
 from ncclops.cli._options import RESTART_MODES, JsonOption, RestartMode, one_of, shown
 from ncclops.cli._output import echo, print_json
+from ncclops.nearest import meant
 
 if TYPE_CHECKING:
     from ncclops.advisories import Advisory, Case, Finding
@@ -81,15 +82,13 @@ def advise(
 
 
 def _entry(wanted: str) -> Advisory:
-    from difflib import get_close_matches
-
     from ncclops.advisories import advisories
     from ncclops.errors import UsageError
 
     known = {advisory.id: advisory for advisory in advisories()}
     if wanted in known:
         return known[wanted]
-    close = get_close_matches(wanted, known, n=1)
+    close = meant(wanted, known)
     hint = f"did you mean {close[0]}?" if close else "`ncclops advise --all` lists them"
     raise UsageError(f"--explain {wanted}: there is no advisory of this id: {hint}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclops.cli._output import echo
+from ncclops.nearest import meant
 from ncclops.plain_text import plain_line
 
 if TYPE_CHECKING:
@@ -184,11 +185,9 @@ def _print_explanation(loaded: SignatureSet, name: str, as_json: bool) -> None:
 
 
 def _unknown_signature(loaded: SignatureSet, name: str) -> Exception:
-    from difflib import get_close_matches
-
     from ncclops.errors import UsageError
 
-    close = get_close_matches(name, loaded.by_id, n=1)
+    close = meant(name, loaded.by_id)
     hint = f"did you mean {close[0]}?" if close else "`ncclops classify --list` shows them all"
     return UsageError(f"there is no signature {name!r}: {hint}")
 

@@ -13,6 +13,7 @@ from ncclops.cli import _preflight_hosts as several
 from ncclops.cli._options import CheckExitCodeOption, JsonOption, ParamOption, profile_option
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
+from ncclops.nearest import meant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -257,9 +258,7 @@ def _needs(
     known = {*catalogue(), *(check.id for check in site)}
     for name in (*needs.ignore, *(skip or ())):
         if name not in known:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, known, n=1)
+            close = meant(name, known)
             hint = f"did you mean {close[0]}?" if close else "docs/preflight.md lists all"
             raise UsageError(f"there is no check {name!r}: {hint}")
     needs = replace(needs, ignore=(*needs.ignore, *(skip or ())))

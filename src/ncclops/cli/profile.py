@@ -77,23 +77,37 @@ def validate(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A profile file, or a name.")],
 ) -> None:
     """Check a profile file and everything it extends."""
-    from difflib import get_close_matches
-
-    from ncclops.env.lint import known_ids
     from ncclops.errors import ProfileError
     from ncclops.profiles import load_profiles
-    from ncclops.receipts.log_formats import parse_forms
+    from ncclops.toml_files import refuse
 
     profile = load_profiles([file])
-    parse_forms(profile.watch.trainers, str(profile.sources[-1]))
+    refuse(_problems(file, profile), ProfileError)
+    entries = sum(len(entries) for entries in profile.env.values())
+    echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
+
+
+def _problems(file: str, profile: Profile) -> Iterator[str]:
+    """What of ``profile`` those refuse who use it."""
+    from ncclops.classify.retry_rules import default_rules
+    from ncclops.env.lint import known_ids
+    from ncclops.errors import UsageError
+    from ncclops.nearest import nearest
+    from ncclops.receipts.log_formats import parse_forms
+
+    try:
+        parse_forms(profile.watch.trainers, str(profile.sources[-1]))
+    except UsageError as error:
+        yield from error.lines
+    try:
+        default_rules().overridden({k: v for k, v in profile.retry.items() if k != "lane"})
+    except UsageError as error:
+        yield from (f"{profile.sources[-1]}: {line}" for line in error.lines)
     for suppressed in profile.suppress:
         rule = suppressed.partition(":")[0]
         if rule not in known_ids():
-            close = get_close_matches(rule, known_ids(), n=1)
-            hint = f"; did you mean {close[0]}?" if close else " (findings show theirs in brackets)"
-            raise ProfileError(f"{file}: lint.ignore: there is no rule {rule!r}{hint}")
-    entries = sum(len(entries) for entries in profile.env.values())
-    echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
+            hint = nearest(rule, known_ids(), or_else=" (findings show theirs in brackets)")
+            yield f"{file}: lint.ignore: there is no rule {rule!r}{hint}"
 
 
 @app.command()

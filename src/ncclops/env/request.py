@@ -54,7 +54,8 @@ def resolve_profile(
             for name in found:
                 find(name)
         except ProfileError as error:
-            raise ProfileError(f"{DEFAULT_PROFILE}: {error}") from None
+            lines = (f"{DEFAULT_PROFILE}: {line}" for line in error.lines)
+            raise ProfileError(*lines) from None
         if found:
             say(f"profile {'+'.join(found)} (by {DEFAULT_PROFILE})")
         return found

@@ -12,6 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ncclops import errors
 
@@ -42,9 +43,9 @@ class StartReport:
     def refused(self, error: errors.NcclopsError) -> None:
         """There is no run, because of ``error``."""
         kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in _ERRORS)
-        self._write({"error": kind, "message": str(error)})
+        self._write({"error": kind, "lines": list(error.lines)})
 
-    def _write(self, document: dict[str, str]) -> None:
+    def _write(self, document: dict[str, Any]) -> None:
         if self.fd is None:
             return
         fd, self.fd = self.fd, None
@@ -73,4 +74,4 @@ def read_report(line: bytes) -> Path:
     document = json.loads(line)
     if "run_dir" in document:
         return Path(document["run_dir"])
-    raise _ERRORS[document["error"]](document["message"])
+    raise _ERRORS[document["error"]](*document["lines"])

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from ncclops.durations import format_duration, parse_duration
-from ncclops.errors import UsageError
+from ncclops.nearest import meant, nearest
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, Status
-from ncclops.toml_files import load_toml, site_directory, user_directory
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
 
 SITE = site_directory("checks")
 
@@ -66,10 +66,6 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     exits: Mapping[Status, tuple[int, ...]] = {}
     lanes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for problem in self._problems():
-            raise ValueError(problem)
-
     @property
     def limit_s(self) -> float:
         """How long its command may take, in seconds."""
@@ -111,41 +107,22 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return Status.WARN, f"{name} could not be run: {read}"
         return Status.OK if ended.code == 0 else Status(self.severity), read
 
-    def _problems(self) -> Iterator[str]:
-        if not _ID.fullmatch(self.id):
-            yield "id: write two or more words of a-z, 0-9, - and _ with dots, as in site.data"
-        if self.id in catalogue():
-            yield "id: ncclops has a check of this name: choose another, as in site.data"
-        for key in ("wanted", "remedy"):
-            if not getattr(self, key).strip():
-                yield f"{key} is empty"
-        if not self.command or not self.command[0] or any("\0" in each for each in self.command):
-            yield 'command: write the program and its arguments, as in ["test", "-d", "/data"]'
-        try:
-            limit = parse_duration(self.limit)
-        except ValueError as error:
-            yield f"limit: {error}"
-        else:
-            if not _SHORTEST <= limit <= _LONGEST:
-                most = format_duration(_LONGEST)
-                yield f"limit: {self.limit} is not between {format_duration(_SHORTEST)} and {most}"
-        codes = [code for each in self.exits.values() for code in each]
-        if any(not 0 <= code <= 255 for code in codes) or len({*codes}) != len(codes):
-            yield "exits: write exit codes from 0 to 255, each once"
-        if self.severity == "WARN" and self.exits.get(Status.FAIL):
-            yield 'exits: FAIL is graver than severity = "WARN"'
+
+_KEYS = SiteCheck.__struct_fields__
 
 
 def standing_checks() -> tuple[SiteCheck, ...]:
     """What a site and a user have for every command; the user's replaces its namesake.
 
-    Raises ``UsageError`` that names file and entry for what is wrong.
+    Raises ``UsageError``, which names file and entry, with a line for each thing that is wrong.
     """
+    problems: list[str] = []
     merged = {
         check.id: check
         for directory in (SITE, user_directory("checks"))
-        for check in _of_directory(directory)
+        for check in _of_directory(directory, problems)
     }
+    refuse(problems)
     return tuple(merged.values())
 
 
@@ -155,58 +132,101 @@ def concerning(checks: Sequence[SiteCheck], sources: Collection[str]) -> tuple[S
     return tuple(check for check in checks if check.concerns(profiles))
 
 
-def _of_directory(directory: Path) -> Iterator[SiteCheck]:
+def _of_directory(directory: Path, problems: list[str]) -> Iterator[SiteCheck]:
     for file in sorted(directory.glob("*.toml")):
         try:
             document = load_toml(file)
         except OSError as error:
-            raise UsageError(f"cannot read the checks in {file}: {error.strerror}") from error
+            problems.append(f"cannot read the checks in {file}: {error.strerror}")
         except ValueError as error:
-            raise UsageError(f"{file} is not valid TOML: {error}") from error
-        yield from _checks_in(document, file)
+            problems.append(f"{file} is not valid TOML: {error}")
+        else:
+            yield from _checks_in(document, file, problems)
 
 
-def _checks_in(document: dict[str, Any], file: Path) -> list[SiteCheck]:
+def _checks_in(document: dict[str, Any], file: Path, problems: list[str]) -> Iterator[SiteCheck]:
     entries = document.get("check")
     if document.keys() != {"check"} or not isinstance(entries, list):
-        raise UsageError(f"{file} must hold [[check]] tables and nothing else at top level")
-    checks = [_parse(entry, file) for entry in entries]
-    if len({check.id for check in checks}) != len(checks):
-        raise UsageError(f"{file}: two checks have one id: give each its own")
-    return checks
+        found = ", ".join(sorted(document)) or "nothing"
+        what = f"must hold [[check]] tables and nothing else at top level, not {found}"
+        problems.append(f"{file} {what}")
+        return
+    ids = set[str]()
+    for entry in entries:
+        if not isinstance(entry, dict):
+            problems.append(f"{file}: each check is a table, [[check]]")
+            continue
+        name = f"{file}: check {entry.get('id', '<without id>')!r}"
+        shapes = dict(_misshapen(entry))
+        sound = {key: value for key, value in entry.items() if key not in shapes}
+        wrong = [*_missing(entry), *shapes.values(), *_wrong_values(sound)]
+        if (id_ := sound.get("id")) in ids:
+            wrong.append("two checks have one id: give each its own")
+        if id_ is not None:
+            ids.add(id_)
+        problems += [f"{name}: {problem}" for problem in wrong]
+        if not wrong:
+            yield msgspec.convert(entry, SiteCheck)
 
 
-def _parse(entry: object, file: Path) -> SiteCheck:
-    known = SiteCheck.__struct_fields__
-    if not isinstance(entry, dict):
-        raise UsageError(f"{file}: each check is a table, [[check]]")
-    name = f"{file}: check {entry.get('id', '<without id>')!r}"
-    if unknown := sorted(entry.keys() - set(known)):
-        raise UsageError(f"{name}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
-    for problem in _misshapen(entry):
-        raise UsageError(f"{name}: {problem}")
-    try:
-        return msgspec.convert(entry, SiteCheck)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from None
-
-
-def _misshapen(entry: dict[str, Any]) -> Iterator[str]:
-    """What of ``entry`` is missing or of another type than it has to be, in words of TOML."""
+def _missing(entry: dict[str, Any]) -> Iterator[str]:
+    misspelt = {each for key in entry.keys() - set(_KEYS) for each in meant(key, _KEYS)}
     for key in ("id", "wanted", "command", "remedy"):
-        if key not in entry:
+        if key not in entry and key not in misspelt:
             yield f"{key} is missing"
+
+
+def _misshapen(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys that are not known or of another type than they have to be, in words of TOML."""
     for key, given in entry.items():
-        if key in ("command", "lanes"):
+        if key not in _KEYS:
+            yield key, f"unknown key {key!r}{nearest(key, _KEYS)}"
+        elif key in ("command", "lanes"):
             if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-                yield f'{key}: write a list of texts, as in ["one", "two"], not {given!r}'
+                yield key, f'{key}: write a list of texts, as in ["one", "two"], not {given!r}'
         elif key == "exits":
             if not isinstance(given, dict) or not all(map(_are_exits, given.items())):
-                yield "exits: write a table of lists, as in { WARN = [1, 2], CANNOT-TELL = [75] }"
+                what = "a table of lists, as in { WARN = [1, 2], CANNOT-TELL = [75] }"
+                yield key, f"exits: write {what}"
         elif not isinstance(given, str):
-            yield f'{key}: must be text: write it in quotes, as in "{given}"'
-        elif key == "severity" and given not in get_args(_Severity):
-            yield f"severity: {given!r} is neither {' nor '.join(get_args(_Severity))}"
+            yield key, f'{key}: must be text: write it in quotes, as in "{given}"'
+
+
+def _wrong_values(entry: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with values that are of the right type."""
+    if "id" in entry and not _ID.fullmatch(entry["id"]):
+        yield "id: write two or more words of a-z, 0-9, - and _ with dots, as in site.data"
+    if entry.get("id") in catalogue():
+        yield "id: ncclops has a check of this name: choose another, as in site.data"
+    for key in ("wanted", "remedy"):
+        if key in entry and not entry[key].strip():
+            yield f"{key} is empty"
+    command = entry.get("command", ["true"])
+    if not command or not command[0] or any("\0" in each for each in command):
+        yield 'command: write the program and its arguments, as in ["test", "-d", "/data"]'
+    if "limit" in entry:
+        yield from _wrong_limit(entry["limit"])
+    severities = get_args(_Severity)
+    if (severity := entry.get("severity", "FAIL")) not in severities:
+        what = f"{severity!r} is neither {' nor '.join(severities)}"
+        yield f"severity: {what}{nearest(severity, severities, or_else='')}"
+    exits = entry.get("exits", {})
+    codes = [code for each in exits.values() for code in each]
+    if any(not 0 <= code <= 255 for code in codes) or len({*codes}) != len(codes):
+        yield "exits: write exit codes from 0 to 255, each once"
+    if severity == "WARN" and exits.get(Status.FAIL):
+        yield 'exits: FAIL is graver than severity = "WARN"'
+
+
+def _wrong_limit(text: str) -> Iterator[str]:
+    try:
+        limit = parse_duration(text)
+    except ValueError as error:
+        yield f"limit: {error}"
+    else:
+        if not _SHORTEST <= limit <= _LONGEST:
+            least, most = format_duration(_SHORTEST), format_duration(_LONGEST)
+            yield f"limit: {text} is not between {least} and {most}"
 
 
 def _are_exits(named: tuple[str, object]) -> bool:

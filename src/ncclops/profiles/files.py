@@ -11,9 +11,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ncclops.errors import ProfileError
-from ncclops.profiles.messages import describe, nearest
+from ncclops.nearest import nearest
+from ncclops.profiles.messages import describe
 from ncclops.profiles.schema import ProfileFile
-from ncclops.toml_files import load_toml, site_directory, user_directory
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
 
 SITE = site_directory("profiles")
 
@@ -97,12 +98,12 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
             return path
     names = [path.stem for _, path in profile_files(cwd)]
     raise ProfileNotFound(
-        f"unknown profile {ref!r}{nearest(ref, names)} (see `ncclops profile list`)"
+        f"unknown profile {ref!r}{nearest(ref, names, count=3)} (see `ncclops profile list`)"
     )
 
 
 def read(path: Path) -> Loaded:
-    """The checked content of ``path``; ``ProfileError`` names file, key and remedy."""
+    """The checked content of ``path``; ``ProfileError`` has each mistake: file, key, remedy."""
     try:
         raw = load_toml(path)
     except OSError as error:
@@ -114,5 +115,6 @@ def read(path: Path) -> Loaded:
     try:
         content = ProfileFile.model_validate(raw)
     except ValidationError as error:
-        raise ProfileError(f"{path}: {describe(error, raw)}") from None
+        refuse((f"{path}: {problem}" for problem in describe(error, raw)), ProfileError)
+        raise  # not reached: there is at least one
     return Loaded(path.stem, path, content)

@@ -1,13 +1,14 @@
-"""What is wrong with a profile file, in one line that says where and what to write instead."""
+"""What is wrong with a profile file, in lines that say where and what to write instead."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ncclops.nearest import meant, nearest
 from ncclops.profiles.model import Scope
 from ncclops.profiles.schema import (
     TABLES,
@@ -18,6 +19,8 @@ from ncclops.profiles.schema import (
     ScopePart,
 )
 
+# Keys that are compared with the known ones before any of them is shown.
+_MOST_MISSPELT = 50
 # What was to be there, by pydantic's kind of error.
 _SHAPES = {
     "string_type": "text",
@@ -31,20 +34,22 @@ _SHAPES = {
 }
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """``"; did you mean …?"`` with the closest of ``known``, or the whole list if none is close."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; known: {', '.join(known)}" if known else ""
-
-
-def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """The first problem of ``error`` as ``key: what is wrong, what to write``."""
-    problem = error.errors(include_url=False)[0]
-    location = tuple(part for part in problem["loc"] if part != "[key]")
-    key = ".".join(_as_written(location, raw)) or "profile"
-    return f"{key}: {_say(problem, location)}"
+def describe(error: ValidationError, raw: Mapping[str, Any]) -> Iterator[str]:
+    """The problems of ``error``, each as ``key: what is wrong, what to write``."""
+    problems: dict[str, tuple[Any, tuple[int | str, ...]]] = {}
+    misspelt: set[tuple[int | str, ...]] = set()
+    for problem in error.errors(include_url=False):
+        location = tuple(part for part in problem["loc"] if part != "[key]")
+        if location[:1] == ("parameters",):
+            location = location[:2]  # without the type, of which there are several
+        problems.setdefault(".".join(_as_written(location, raw)) or "profile", (problem, location))
+        if problem["type"] == "extra_forbidden" and len(misspelt) < _MOST_MISSPELT:
+            close = meant(str(location[-1]), _known_keys(location))
+            misspelt |= {(*location[:-1], key) for key in close}
+    for key, (problem, location) in problems.items():
+        if problem["type"] == "missing" and location in misspelt:
+            continue  # it is there, under a name that has a line of its own
+        yield f"{key}: {_say(problem, location)}"
 
 
 def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
@@ -66,6 +71,8 @@ def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
 
 def _say(problem: Any, location: tuple[int | str, ...]) -> str:
     kind, given = problem["type"], problem.get("input")
+    if location[0] == "parameters" and kind in _SHAPES:
+        return f"must be text, a number, true or false, not {given!r}"
     if location[:2] == ("notify", "to") and kind in _SHAPES:
         return f"must be {_SHAPES[kind]}"  # what is given may be a secret
     if kind == "extra_forbidden":
@@ -79,7 +86,9 @@ def _say(problem: Any, location: tuple[int | str, ...]) -> str:
     if kind == "list_type" and isinstance(given, str):
         return f'must be a list: write it in brackets, as in ["{given}"]'
     if kind == "literal_error":
-        return f"cannot be {given!r}; write {problem['ctx']['expected']}"
+        expected = problem["ctx"]["expected"]
+        close = nearest(str(given), re.findall("'([^']+)'", expected), or_else="")
+        return f"cannot be {given!r}; write {expected}{close}"
     if kind in ("string_too_short", "too_short"):
         return "must not be empty"
     if kind in _SHAPES:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError, UsageError
+from ncclops.nearest import nearest
 from ncclops.profiles.files import profile_files, read
-from ncclops.profiles.messages import nearest
 from ncclops.profiles.model import GivenParameter, Parameter, as_text
 from ncclops.whole_numbers import MOST, whole_number
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, SETS, ExitCodes
+from ncclops.nearest import nearest
 from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
-from ncclops.profiles.messages import nearest
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
     Entry,
@@ -33,7 +33,10 @@ from ncclops.profiles.model import (
 from ncclops.profiles.notification import Channel, NotifySettings, Secret
 from ncclops.profiles.parameters import replaced
 from ncclops.profiles.schema import PLACEHOLDER, ChannelPart, EntryPart, TimeoutsPart
+from ncclops.toml_files import refuse
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # Of profiles that extend each other: one behind the other, and on all ways together.
 _MOST_LEVELS = 50
 _MOST_STEPS = 1000
@@ -179,6 +182,20 @@ def _combine(
             # Taken out first, so that a replaced variable stands where its last word was said.
             entries.pop(variable, None)
             entries[variable], owners[variable] = tuple(parts), file
+    problems: list[str] = []
+    settled = {
+        key: _tried(problems, _duration, timeout, f"timeouts.{key}", parameters)
+        for key, timeout in timeouts.items()
+    }
+    env = {
+        variable: [
+            _tried(problems, _entry, variable, part, owners[variable], parameters) for part in parts
+        ]
+        for variable, parts in entries.items()
+    }
+    watch_settings = WatchSettings(**_settled(problems, "watch", watch, parameters))
+    notify_settings = _notify(problems, notify, channels, parameters)
+    refuse(problems, ProfileError)
     return Profile(
         name=name,
         description=main.content.description,
@@ -186,18 +203,12 @@ def _combine(
         nodes=main.content.nodes,
         parameters=parameters,
         uses=_uses(parameters, timeouts, watch, entries),
-        timeouts={
-            key: _duration(timeout, f"timeouts.{key}", parameters)
-            for key, timeout in timeouts.items()
-        },
-        env={
-            variable: tuple(_entry(variable, part, owners[variable], parameters) for part in parts)
-            for variable, parts in entries.items()
-        },
+        timeouts=_all_there(settled),
+        env={variable: tuple(filter(None, each)) for variable, each in env.items()},
         suppress=suppress,
         retry=retry,
         sources=tuple(str(file.path) for file in files),
-        watch=_watch(watch, parameters),
+        watch=watch_settings,
         network=network,
         growth=Growth(**growth),
         restarts=Restarts(**restarts),
@@ -207,8 +218,37 @@ def _combine(
         ),
         warm_start=_warm_start(warm_start),
         exit_codes=exit_codes,
-        notify=_notify(notify, channels, parameters),
+        notify=notify_settings,
         scopes=scopes,
+    )
+
+
+def _tried(
+    problems: list[str], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T | None:
+    """What ``make`` makes; None where it refuses, and why is among ``problems`` then."""
+    try:
+        return make(*args, **kwargs)
+    except ProfileError as error:
+        problems.extend(error.lines)
+        return None
+
+
+def _all_there(found: Mapping[str, T | None]) -> dict[str, T]:
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _settled(
+    problems: list[str], table: str, given: Mapping[str, Any], parameters: Mapping[str, Parameter]
+) -> dict[str, Any]:
+    """What a table has, its durations as such; those that are none are among ``problems``."""
+    return _all_there(
+        {
+            key: _tried(problems, _duration, value, f"{table}.{key}", parameters)
+            if isinstance(value, _Timeout)
+            else value
+            for key, value in given.items()
+        }
     )
 
 
@@ -232,20 +272,17 @@ def _channels(part: Any) -> Iterable[tuple[str, ChannelPart]]:
 
 
 def _notify(
+    problems: list[str],
     given: Mapping[str, Any],
     channels: Mapping[str, tuple[ChannelPart, Path]],
     parameters: Mapping[str, Parameter],
 ) -> NotifySettings:
-    values: dict[str, Any] = {
-        key: _duration(value, f"notify.{key}", parameters) if isinstance(value, _Timeout) else value
-        for key, value in given.items()
-    }
     to = {
-        name: _channel(name, part, path, parameters)
+        name: _tried(problems, _channel, name, part, path, parameters)
         for name, (part, path) in channels.items()
         if part.kind != "none"
     }
-    return NotifySettings(**values, to=to)
+    return NotifySettings(**_settled(problems, "notify", given, parameters), to=_all_there(to))
 
 
 def _channel(
@@ -300,14 +337,6 @@ def _flat(part: TimeoutsPart) -> dict[str, str]:
     texts: dict[str, Any] = part.model_dump(exclude_none=True)
     groups: dict[str, str] = texts.pop("groups")
     return texts | {f"groups.{pattern}": text for pattern, text in groups.items()}
-
-
-def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> WatchSettings:
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        is_text = isinstance(value, _Timeout)
-        values[name] = _duration(value, f"watch.{name}", parameters) if is_text else value
-    return WatchSettings(**values)
 
 
 def _duration(timeout: _Timeout, key: str, parameters: Mapping[str, Parameter]) -> timedelta:

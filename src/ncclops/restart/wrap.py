@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Never, ParamSpec, TypeVar, cast, overload
 
 from ncclops.restart.abort import Abort, AbortTorchDistributed
 from ncclops.restart.call_wrapper import CallWrapper
@@ -136,7 +136,7 @@ class Wrapper:
 
     def __init__(
         self,
-        *,
+        *wrong: Never,
         store_factory: type[StoreMixin] = TCPStore,
         store_kwargs: dict[str, Any] | None = None,
         initialize: Initialize | None = None,
@@ -168,6 +168,8 @@ class Wrapper:
         enabled: bool = True,
         rank_filter: RankAssignment | None = None,
     ) -> None:
+        if wrong:
+            raise TypeError(_without_brackets(type(self).__name__, wrong))
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled must be bool, not {type(enabled).__name__}: {enabled!r}")
         self.enabled = enabled
@@ -249,6 +251,13 @@ class Wrapper:
 
 
 _PARAMETERS = tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def _without_brackets(name: str, given: tuple[object, ...]) -> str:
+    """Why ``given`` without a keyword is refused: most often `@Wrapper` above a function."""
+    if callable(given[0]):
+        return f"{name} takes no function: write @{name}() above it, with brackets"
+    return f"{name} takes keywords only: write the name of a parameter before {given[0]!r}"
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
