@@ -71,7 +71,7 @@ def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
 
 def _say(problem: Any, location: tuple[int | str, ...]) -> str:
     kind, given = problem["type"], problem.get("input")
-    if location[0] == "parameters" and kind in _SHAPES:
+    if location[:1] == ("parameters",) and kind in _SHAPES:
         return f"must be text, a number, true or false, not {given!r}"
     if location[:2] == ("notify", "to") and kind in _SHAPES:
         return f"must be {_SHAPES[kind]}"  # what is given may be a secret
