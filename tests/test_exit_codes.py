@@ -64,6 +64,7 @@ def test_changes_alone_leave_the_profiles_codes() -> None:
         ("retry=-1", "a code is a number from 1 to 255"),
         ("retry=²", "a code is a number from 1 to 255"),
         ("fix=78,scheduler", "--exit-codes scheduler: give default"),
+        ("schedular", "no_receipt; did you mean scheduler?"),
         ("mend=3", "KIND is one of retry, replace_node, fix, unknown, unfit_node, refused, no_rec"),
     ],
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pwd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ncclops.toml_files import MOST_BYTES, load_toml
+from ncclops.classify.loader import standing_directories
+from ncclops.env.origins import conf_files
+from ncclops.preflight.site_checks import standing_checks
+from ncclops.profiles import list_profiles
+from ncclops.toml_files import MOST_BYTES, load_toml, user_directories, with_home
+from tests.conftest import CompletedText
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -36,3 +43,39 @@ def test_what_is_refused(tmp_path: Path, content: bytes, kind: type[Exception], 
     path.write_bytes(content)
     with pytest.raises(kind, match=says):
         load_toml(path)
+
+
+@pytest.fixture
+def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number of which the password database knows nothing."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("without_home")
+def test_without_a_home_there_is_what_the_site_has() -> None:
+    assert user_directories("profiles") == []
+    assert "local-cpu" in {profile.name for profile in list_profiles()}
+    assert standing_checks() == ()
+    assert standing_directories() == []
+    assert conf_files({}, Path("/etc")) == [Path("/etc/nccl.conf")]
+    assert with_home("~/own.toml") == Path("~/own.toml")
+
+
+def test_a_relative_directory_of_settings_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "settings")
+    assert user_directories("checks") == [Path("/home/me/.config/ncclops/checks")]
+
+
+def test_a_profile_of_an_unknown_user_is_not_there(
+    ncclops_in_process: Callable[..., CompletedText],
+) -> None:
+    done = ncclops_in_process("profile", "show", "~nobody-of-this-name/own.toml")
+    assert done.returncode == 2
+    assert "~nobody-of-this-name/own.toml: there is no such file" in done.stderr

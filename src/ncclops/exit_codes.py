@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from ncclops.errors import NcclopsError, NodeUnfit, PreflightRefused, ReceiptMissing, UsageError
+from ncclops.nearest import nearest
 
 NextAction = Literal["retry", "replace-node", "fix", "unknown"]
 
@@ -109,7 +110,7 @@ def with_changes(text: str, base: ExitCodes) -> ExitCodes:
         if not equals or kind not in _KINDS:
             raise UsageError(
                 f"--exit-codes {part[:80]}: give {' or '.join(SETS)}, or KIND=CODE, where KIND is"
-                f" one of {', '.join(_KINDS)}"
+                f" one of {', '.join(_KINDS)}{nearest(kind, [*SETS, *_KINDS], or_else='')}"
             )
         number = code.strip()
         if not (number.isascii() and number.isdigit() and len(number) < 4):

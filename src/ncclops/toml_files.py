@@ -25,10 +25,26 @@ def site_directory(kind: str) -> Path:
     return Path("/etc/ncclops") / kind
 
 
-def user_directory(kind: str) -> Path:
-    """Where a user keeps ``kind``: profiles, signatures, checks. It need not exist."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return config / "ncclops" / kind
+def user_directories(kind: str) -> list[Path]:
+    """Where a user keeps ``kind``: profiles, signatures, checks. It need not exist.
+
+    None where there is no home: in a container that runs under a number without a name.
+    """
+    config = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not config.is_absolute():  # the specification has relative ones ignored
+        try:
+            config = Path.home() / ".config"
+        except RuntimeError:
+            return []
+    return [config / "ncclops" / kind]
+
+
+def with_home(path: str) -> Path:
+    """``path`` with the home of a user for ``~``; as it is where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def load_toml(path: Path) -> dict[str, Any]:

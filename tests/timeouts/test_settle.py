@@ -223,7 +223,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("pair", "complaint"),
         [
-            ("sofd=90s", "there is no 'sofd'; known: process_group"),
+            ("sofd=90s", "there is no 'sofd'; did you mean soft?"),
             ("soft=90", "'90' is not a duration"),
             ("soft", "'' is not a duration"),
             ("soft=0s", "must be positive"),

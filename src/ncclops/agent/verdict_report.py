@@ -90,7 +90,8 @@ def measure_goodput(run: RunDirectory, offset_at_start: float) -> Goodput | None
 def _receipt(receipt: JudgedReceipt) -> str:
     """The judgement in one line: healthy and its figures, or the rules that are broken."""
     if not receipt.shows_training:
-        return f"receipt: none, the output shows no training ({receipt.verdict})"
+        how = "`receipt.step(n)` in the script reports one, or a printed `step N loss X`"
+        return f"receipt: none ({receipt.verdict}): no step was reported; {how}"
     if not receipt.healthy:
         broken = [rule for rule in receipt.rules if not rule.ok]
         parts = [f"{rule.rule}: {rule.note}" for rule in broken[:1]]

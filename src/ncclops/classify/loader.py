@@ -31,7 +31,7 @@ from ncclops.classify.model import (
 )
 from ncclops.errors import UsageError
 from ncclops.nearest import meant, nearest
-from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directories
 
 log = logging.getLogger("ncclops.classify")
 
@@ -139,7 +139,7 @@ def load_signatures(*directories: Path, cache: Cache = NO_CACHE) -> SignatureSet
 def standing_directories() -> list[Path]:
     """Where a site and a user keep signatures for every command; those that hold any, the user's
     last, as a later one replaces its namesake."""
-    return [each for each in (SITE, user_directory("signatures")) if any(each.glob("*.toml"))]
+    return [each for each in (SITE, *user_directories("signatures")) if any(each.glob("*.toml"))]
 
 
 def standing_signatures() -> SignatureSet:

@@ -29,7 +29,8 @@ TABLE = (
         "worked",
         "it ran, and the answer is bad; or descriptors, processes, memory or space ran out, which"
         " one line says",
-        "wrong usage or invalid input: one line `ncclops: error: …`",
+        "wrong usage or invalid input: one line `ncclops: error: …`, of a file one for each"
+        " mistake",
         f"{EXIT_INTERRUPTED} interrupted; {EXIT_INTERNAL_ERROR} a fault of ncclops itself: one line"
         " that names the file with the traceback (`-v` shows it)",
     ),

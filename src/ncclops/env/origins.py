@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from ncclops.record.regular_file import read_regular
+from ncclops.toml_files import with_home
 
 _LONGEST = 1023  # bytes of a name or value that NCCL keeps
 _MOST_BYTES = 1 << 20  # of a file
@@ -53,10 +54,9 @@ def parse_conf(text: str, file: Path) -> list[ConfLine]:
 def conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[Path]:
     """The files that NCCL would read under ``environ``, the one that wins first."""
     named = environ.get("NCCL_CONF_FILE")
-    home = environ.get("HOME")
     # NCCL asks the password database, not $HOME; both agree but for odd set-ups.
-    user = Path(named) if named else Path(home or Path.home()) / ".nccl.conf"
-    return [user, etc / "nccl.conf"]
+    user = Path(named) if named else with_home(environ.get("HOME") or "~") / ".nccl.conf"
+    return [user, etc / "nccl.conf"] if named or user.is_absolute() else [etc / "nccl.conf"]
 
 
 def read_conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[ConfLine]:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ from ncclops.profiles.notification import (
 )
 from ncclops.record.regular_file import read_regular
 from ncclops.redaction.redactor import is_secret
+from ncclops.toml_files import with_home
 
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
 # Files beside ``KUBEFLOW_URL``.
@@ -116,7 +116,7 @@ def _value(where: str, secret: Secret, environ: Mapping[str, str]) -> str:
         return value
     if secret.file is not None:
         try:
-            value = read_regular(Path(secret.file).expanduser(), _MOST_BYTES).decode().strip()
+            value = read_regular(with_home(secret.file), _MOST_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise UsageError(f"{where}_file: {secret.file} cannot be read: {why}") from None

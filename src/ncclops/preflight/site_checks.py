@@ -19,7 +19,7 @@ from ncclops.durations import format_duration, parse_duration
 from ncclops.nearest import meant, nearest
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, Status
-from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directories
 
 SITE = site_directory("checks")
 
@@ -119,7 +119,7 @@ def standing_checks() -> tuple[SiteCheck, ...]:
     problems: list[str] = []
     merged = {
         check.id: check
-        for directory in (SITE, user_directory("checks"))
+        for directory in (SITE, *user_directories("checks"))
         for check in _of_directory(directory, problems)
     }
     refuse(problems)

@@ -14,7 +14,7 @@ from ncclops.errors import ProfileError
 from ncclops.nearest import nearest
 from ncclops.profiles.messages import describe
 from ncclops.profiles.schema import ProfileFile
-from ncclops.toml_files import load_toml, refuse, site_directory, user_directory
+from ncclops.toml_files import load_toml, refuse, site_directory, user_directories, with_home
 
 SITE = site_directory("profiles")
 
@@ -38,8 +38,8 @@ def search_path(cwd: Path | None = None) -> list[tuple[str, Path]]:
     """``(origin, directory)`` in the order of lookup; the first file of a name wins."""
     project, shipped = (cwd or Path.cwd()) / "profiles", shipped_dir()
     own = [] if project == shipped or _is_strangers(project) else [("project", project)]
-    user = user_directory("profiles")
-    return [*own, ("user", user), ("site", SITE), ("shipped", shipped)]
+    users = [("user", directory) for directory in user_directories("profiles")]
+    return [*own, *users, ("site", SITE), ("shipped", shipped)]
 
 
 def _is_strangers(project: Path) -> bool:
@@ -85,7 +85,7 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
     profile of the same name.
     """
     if is_path(ref):
-        path = (cwd or Path.cwd()) / Path(ref).expanduser()
+        path = (cwd or Path.cwd()) / with_home(ref)
         if not _is(path.is_file):
             what = "that is a directory" if _is(path.is_dir) else "there is no such file"
             raise ProfileNotFound(

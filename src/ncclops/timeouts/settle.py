@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from ncclops.durations import format_duration
 from ncclops.errors import UsageError
+from ncclops.nearest import nearest
 from ncclops.profiles import RestartMode
 from ncclops.profiles.model import STOP_GRACE
 from ncclops.profiles.versions import satisfies
@@ -147,7 +148,7 @@ def with_named(
         if limit <= timedelta(0):
             raise UsageError(f"--timeout {name}={format_duration(limit)}: must be positive")
         if own not in known and not own.startswith(GROUPS):
-            raise UsageError(f"--timeout {name}: there is no {own!r}; known: {', '.join(known)}")
+            raise UsageError(f"--timeout {name}: there is no {own!r}{nearest(own, known)}")
         found.setdefault(own, limit)
     given = dict(found)
     for name, limit in named.items():
