@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -24,4 +25,7 @@ def test_one_phase_is_open_until_it_ends() -> None:
 def test_a_limit_that_is_no_duration_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="soon"):
         Phases("soon")
+    number: Any = 1800
+    with pytest.raises(TypeError, match="give text with a unit, as '30m', or a datetime"):
+        Phases(number)
     assert not Phases(timedelta(minutes=1)).is_open

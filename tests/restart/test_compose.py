@@ -130,6 +130,9 @@ def test_an_ancestor_that_promises_more_than_a_call_is_passed_over() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
+    number: Any = 3
+    with pytest.raises(TypeError, match="Compose takes callables, and 3 is not one"):
+        Compose(number)
     with pytest.raises(TypeError, match="'text'"):
         Compose(Named("a"), "text")  # type: ignore[arg-type]
 

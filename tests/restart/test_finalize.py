@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,20 @@ def test_the_function_gets_its_arguments_in_another_thread() -> None:
 
     assert ThreadedFinalize(PATIENCE, clean, (1, 2), {"third": 3})(FROZEN) is FROZEN
     assert calls == [((1, 2), {"third": 3}, False)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"timeout": 30}, r"timeout must be timedelta, not 30; write timedelta\(seconds=30\)"),
+        ({"timeout": "30s"}, "timeout must be timedelta, not '30s'"),
+        ({"fn": 3}, "fn must be a function, not 3"),
+        ({"args": "model"}, r"args must be a tuple; write \('model',\)"),
+    ],
+)
+def test_what_would_fail_after_a_fault_is_refused_at_once(given: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=f"ThreadedFinalize: {says}"):
+        ThreadedFinalize(**({"timeout": PATIENCE, "fn": print} | given))
 
 
 def test_it_can_be_called_in_every_iteration() -> None:

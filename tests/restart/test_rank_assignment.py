@@ -375,3 +375,9 @@ def test_planning_needs_no_torch() -> None:
     """The planner may be a small process, and the tests of it stay quick."""
     program = "import ncclops.restart.rank_assignment, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("layers", [3, Layer()])
+def test_the_layers_of_a_tree_are_a_list(layers: Any) -> None:
+    with pytest.raises(TypeError, match="the layers of a Tree are a list of Layer objects, not "):
+        Tree(layers)

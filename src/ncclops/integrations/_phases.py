@@ -15,6 +15,11 @@ class Phases:
     """
 
     def __init__(self, limit: timedelta | str) -> None:
+        if not isinstance(limit, str | timedelta):
+            raise TypeError(
+                "ReceiptCallback(phase_limit): give text with a unit, as '30m', or a"
+                f" datetime.timedelta, not {limit!r}"
+            )
         self._limit = parse_duration(limit) if isinstance(limit, str) else limit
         self._open: receipt.phase | None = None
 

@@ -30,14 +30,15 @@ class Compose(_Composed):  # type: ignore[misc]
     instances: tuple[Callable[..., Any], ...]
 
     def __new__(cls, *instances: Callable[..., Any]) -> Compose:
+        for instance in instances:
+            if not callable(instance):
+                raise TypeError(f"Compose takes callables, and {instance!r} is not one")
         ancestor = _common_ancestor(instances)
         # mypy takes a class with __call__ for unhashable
         return object.__new__(_composed_class(cls, ancestor))  # type: ignore[arg-type]
 
     def __init__(self, *instances: Callable[..., Any]) -> None:
         for instance in instances:
-            if not callable(instance):
-                raise TypeError(f"Compose takes callables, and {instance!r} is not one")
             if len(instances) > 1 and (alone := _that_stands_alone(instance)) is not None:
                 raise ValueError(f"{type(alone).__name__} cannot be composed with anything")
         self.instances = instances

@@ -38,6 +38,16 @@ class ThreadedFinalize(Finalize):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        # When it is called, after a fault, it would be too late to find out.
+        if not isinstance(timeout, timedelta):
+            more = (
+                f"; write timedelta(seconds={timeout})" if isinstance(timeout, int | float) else ""
+            )
+            raise TypeError(f"ThreadedFinalize: timeout must be timedelta, not {timeout!r}{more}")
+        if not callable(fn):
+            raise TypeError(f"ThreadedFinalize: fn must be a function, not {fn!r}")
+        if isinstance(args, str):
+            raise TypeError(f"ThreadedFinalize: args must be a tuple; write ({args!r},)")
         self.timeout = timeout
         self.fn = fn
         self.args = tuple(args)

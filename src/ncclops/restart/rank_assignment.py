@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from ncclops.restart._assignment import tree as _tree
@@ -222,6 +222,8 @@ class Tree(PlannedAssignment):
     def __init__(
         self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None
     ) -> None:
+        if isinstance(layers, Layer) or not isinstance(layers, Iterable):
+            raise TypeError(f"the layers of a Tree are a list of Layer objects, not {layers!r}")
         self.layers = tuple(layers)
         if not self.layers:
             raise ValueError("Tree needs at least one Layer, the root")

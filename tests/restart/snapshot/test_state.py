@@ -401,3 +401,24 @@ def test_gradients_of_an_interrupted_step_do_not_outlive_it() -> None:
     assert model.weight.grad is None
     assert other.grad is None
     assert model.bias.grad is in_state
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"every": "5"}, "every='5': give a number of steps, or None"),
+        ({"every": True}, "every=True: give a number of steps"),
+        ({"budget": "2%"}, "budget='2%': give a share of the time, as 0.02"),
+        ({"replicated": 3}, "replicated=3: give a list of names"),
+        ({"memory_for_partner": "1G"}, "memory_for_partner='1G': give a number of bytes, or None"),
+        ({"shard": 0}, "shard=0: give text"),
+        ({"domain": 1}, "domain=1: give text, or None"),
+        ({"name": None}, "name=None: give text"),
+        ({"partner": "no"}, "partner='no': give True or False"),
+        ({"state": {3: {}}}, "state has an entry under 3: give it a name"),
+        ({"state": {"rng": Rng}}, r"'rng' is the class Rng: write Rng\(\)"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_what_to_give(given: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Snapshots(**({"state": {"counts": {}}} | given))

@@ -32,6 +32,10 @@ def check(entries: Mapping[str, Any]) -> None:
     import torch
 
     for name, entry in entries.items():
+        if not isinstance(name, str):
+            raise TypeError(f"state has an entry under {name!r}: give it a name, as text")
+        if isinstance(entry, type):
+            raise TypeError(f"{name!r} is the class {entry.__name__}: write {entry.__name__}()")
         has_state = hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")
         if not has_state and not isinstance(entry, torch.Tensor | dict | list):
             raise TypeError(

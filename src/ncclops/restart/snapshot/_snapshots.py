@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,6 +85,15 @@ class _Iteration:
         return 0 if self.round is None else self.round.number + 1
 
 
+def _check_types(**given: tuple[object, type, str]) -> None:
+    """Raises ``TypeError`` for a value that is of another type than it has to be."""
+    for name, (value, kind, wanted) in given.items():
+        is_left_out = value is None and wanted.endswith("None")
+        is_odd = isinstance(value, bool) and kind is not bool
+        if is_odd or not (is_left_out or isinstance(value, kind)):
+            raise TypeError(f"{name}={value!r}: give {wanted}")
+
+
 class Snapshots:
     """Keeps the state of training in host memory, and puts it back after a fault.
 
@@ -141,8 +151,18 @@ class Snapshots:
     ) -> None:
         if not isinstance(state, Mapping):
             raise TypeError(f"state is a {type(state).__qualname__}: give a dictionary, by name")
-        if isinstance(replicated, str):
+        if isinstance(replicated, str) or not isinstance(replicated, Collection):
             raise TypeError(f"replicated={replicated!r}: give a list of names")
+        _check_types(
+            every=(every, Integral, "a number of steps, or None"),
+            budget=(budget, Real, "a share of the time, as 0.02"),
+            memory_for_partner=(memory_for_partner, Integral, "a number of bytes, or None"),
+            shard=(shard, str, "text"),
+            domain=(domain, str, "text, or None"),
+            name=(name, str, "text"),
+            partner=(partner, bool, "True or False"),
+            overlap=(overlap, bool, "True or False"),
+        )
         # It is called when nothing else is left: too late to find out.
         if not (checkpoint is None or callable(checkpoint)):
             raise TypeError(f"checkpoint={checkpoint!r}: give a function that loads the newest one")
