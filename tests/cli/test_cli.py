@@ -175,6 +175,19 @@ def test_a_width_that_is_none_is_passed_over(columns: str, ncclops: Ncclops) -> 
         (["receipt", "runs/a"], "has no command 'runs/a': it has check, compare"),
         (["env", "export", "--format", "jsn"], "choose sh, dotenv or json; did you mean json?"),
         (["launch", "--restart", "in_process", "x.py"], "did you mean in-process?"),
+        (
+            ["launch", "--restrat", "none"],
+            "launch has no option --restrat: did you mean --restart?",
+        ),
+        (
+            ["preflight", "--ignore", "x"],
+            "no option --ignore: `ncclops preflight --help` lists all",
+        ),
+        (["launch"], "Missing argument 'SCRIPT': `ncclops launch --help` shows how it is used"),
+        (
+            ["launch", "--master-port", "x", "a.py"],
+            "is not a whole number from 1 to 65535: `ncclops launch --help` shows how it is used",
+        ),
     ],
 )
 def test_a_mistyped_word_is_answered_with_the_right_one(

@@ -174,7 +174,7 @@ def test_a_terminal_shows_every_change_within_its_width(columns: int) -> None:
         (["--unset", "X=1"], "--unset 'X=1': not the name"),
         (["--set", "X=1", "--keep", "X"], "X is given with --set and --keep: choose one"),
         (["--restart", "never"], "--restart never: choose in-process, process or none"),
-        (["--nope"], "No such option: --nope"),
+        (["--nope"], "has no option --nope: `ncclops env diff --help` lists all"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(arguments: list[str], message: str) -> None:

@@ -154,7 +154,9 @@ def standing_signatures() -> SignatureSet:
             return load_signatures(*directories, cache=Cache.of_user())
         return shipped_signatures()
     except (UsageError, OSError) as error:
-        log.warning("only the shipped signatures are used: %s", str(error).replace("\n", "; "))
+        first, *more = getattr(error, "lines", (str(error),))
+        others = f" ({len(more)} more: `ncclops classify --list`)" if more else ""
+        log.warning("only the shipped signatures are used: %s%s", first, others)
         return shipped_signatures()
 
 

@@ -140,10 +140,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the boundary of the process; recorded
         # The parser's usage errors. Their class moved between the releases of typer that we
         # accept (it carries its own click since 0.20); that they can word themselves did not.
-        format_message = getattr(error, "format_message", None)
-        if format_message is not None:
-            _tell_the_starter(UsageError(format_message()))
-            return _fail(format_message(), code=getattr(error, "exit_code", 2))
+        if hasattr(error, "format_message"):
+            from ncclops.cli._refused import worded
+
+            _tell_the_starter(UsageError(worded(error)))
+            return _fail(worded(error), code=getattr(error, "exit_code", 2))
         return _fail_for_what_is_exhausted(error)
     return code if isinstance(code, int) else 0
 

@@ -146,7 +146,9 @@ def _post(
             return
     except urllib.error.HTTPError as error:
         error.close()
-        raise NotSent(f"HTTP {error.code}", again=error.code in _TRY_AGAIN) from None
+        why = ", a redirect, which is not followed: give the address that it leads to"
+        why = why if 300 <= error.code < 400 else ""
+        raise NotSent(f"HTTP {error.code}{why}", again=error.code in _TRY_AGAIN) from None
     except urllib.error.URLError as error:
         raise NotSent(_words(error.reason), again=not _is_lasting(error.reason)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -216,4 +218,6 @@ def _words(reason: object) -> str:
         return os.strerror(errno.ETIMEDOUT)
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
+    if isinstance(reason, http.client.HTTPException):
+        return f"the answer is no HTTP ({type(reason).__name__})"
     return type(reason).__name__

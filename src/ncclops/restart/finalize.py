@@ -39,11 +39,10 @@ class ThreadedFinalize(Finalize):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         # When it is called, after a fault, it would be too late to find out.
-        if not isinstance(timeout, timedelta):
-            more = (
-                f"; write timedelta(seconds={timeout})" if isinstance(timeout, int | float) else ""
-            )
-            raise TypeError(f"ThreadedFinalize: timeout must be timedelta, not {timeout!r}{more}")
+        given: Any = timeout
+        if not isinstance(given, timedelta):
+            more = f"; write timedelta(seconds={given})" if isinstance(given, int | float) else ""
+            raise TypeError(f"ThreadedFinalize: timeout must be timedelta, not {given!r}{more}")
         if not callable(fn):
             raise TypeError(f"ThreadedFinalize: fn must be a function, not {fn!r}")
         if isinstance(args, str):
