@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ncclops.agent.backlog import MOST_BYTES, MOST_LAST_BYTES, Patience, gaps
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
 from ncclops.agent.network_watch import NetworkLines
+from ncclops.agent.workers import Exit
 from ncclops.receipts.log_receipts import PrintedReceipts
 
 SPANS = st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)).map(
@@ -53,7 +54,9 @@ def scan(
     live._patience.begin()
     live._finishing.set()  # the processes have ended before the thread looks for the first time
     live.start()
-    return live.finish({}, None, starting_up=None, driver={}, memory={}, last_words={}), printed
+    return live.finish(
+        {}, None, starting_up=None, driver={}, memory={}, last_words={}, raised={}
+    ), printed
 
 
 def test_the_last_lines_of_a_flood_are_classified_and_the_gap_is_named(tmp_path: Path) -> None:
@@ -100,3 +103,21 @@ def test_without_any_time_all_is_passed_over_and_no_internal_error_is_told(tmp_p
     assert [span for _, _, span in found.passed_over] == [(0, len(ERROR * 9))]
     assert found.error is None and not printed.broken
     assert found.report.verdict.class_ != "gpu-oom"
+
+
+def test_an_exception_that_is_in_no_log_is_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_bytes(b"")
+    printed = PrintedReceipts(path.parent, lambda rank, seen: None)
+    live = LiveScan({path: 0}, printed, {}, NetworkLines(lambda rank, seen: None))
+    live.start()
+    found = live.finish(
+        {0: Exit(code=1, signal=None)},
+        None,
+        starting_up=None,
+        driver={},
+        memory={},
+        last_words={},
+        raised={0: "OSError: [Errno 28] No space left on device"},
+    )
+    assert found.report.verdict.signature == "disk-full"

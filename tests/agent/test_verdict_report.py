@@ -46,6 +46,14 @@ def test_it_is_the_first_that_failed_by_itself(run: RunDirectory) -> None:
     assert (failure.rank, failure.host) == (1, "n1")
 
 
+def test_an_exception_that_was_written_nowhere_is_told_as_the_rank_reported_it(
+    run: RunDirectory,
+) -> None:
+    failure = first_failure(run, [ending(1, 1)], 0, {1: "OSError: [Errno 28] No space left"})
+    assert failure is not None
+    assert failure.message == "OSError: [Errno 28] No space left"
+
+
 def test_no_worker_that_ended_well_or_was_stopped_has_failed(run: RunDirectory) -> None:
     assert (
         first_failure(run, [ending(0, 0), ending(1, None, signal="SIGTERM", asked=True)], 0) is None

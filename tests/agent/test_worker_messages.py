@@ -202,3 +202,15 @@ def test_a_process_that_comes_back_too_late_has_not_finished_the_script(
     for rank in range(2):
         take_over(run, team, rank, events.ExitingEvent())
     assert (team.leaving, team.finished) == ({0, 1}, {0})
+
+
+def test_the_exception_that_ended_the_attempt_is_the_last_one_reported(
+    run: RunDirectory, team: Team
+) -> None:
+    full = "OSError: [Errno 28] No space left on device"
+    take_over(run, team, 1, events.FaultEvent(cause=full, kind="exception"))
+    assert team.raised_last() == {}, "the ranks go on"
+    take_over(run, team, 1, events.EscalationEvent(to="stop", reason="again"))
+    assert team.raised_last() == {1: full}
+    take_over(run, team, 1, events.FaultEvent(cause="hung: 5 s", kind="hung"))
+    assert team.raised_last() == {}

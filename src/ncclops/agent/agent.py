@@ -409,7 +409,7 @@ class _Agent:
             self._errors.add("classifying the output", diagnosis.error)
         receipt = await self._judge_receipt() if self._job.require_receipt else None
         endings = team.blamed_first() if stop is None else team.failed_meanwhile()
-        failure = await self._first_failure(endings, attempt.number)
+        failure = await self._first_failure(endings, attempt)
         if stop is not None and failure is not None and failure.rank != team.last_faulty:
             cause = failure.message or describe_ending(failure)  # which no rank has reported
             self._run.add(FaultEvent(rank=failure.rank, cause=cause, attempt=attempt.number))
@@ -420,7 +420,7 @@ class _Agent:
         if story is not None and story.rank in team.failed_exits():
             # It failed, too, and was not the first to end.
             first = sorted(team.endings(), key=lambda ending: ending.rank != story.rank)
-            failure = await self._first_failure(first, attempt.number)
+            failure = await self._first_failure(first, attempt)
         return NodeEnd(
             name=self._run.node,
             endings=team.endings(),
@@ -468,10 +468,11 @@ class _Agent:
         return await self._aside("telling what happened", tell)
 
     async def _first_failure(
-        self, endings: Sequence[WorkerEnding], attempt: int
+        self, endings: Sequence[WorkerEnding], attempt: RunningAttempt
     ) -> FirstFailure | None:
         """See :func:`verdict_report.first_failure`; None as well where it cannot be read."""
-        look = partial(verdict_report.first_failure, self._run, endings, attempt)
+        raised = attempt.team.raised_last()
+        look = partial(verdict_report.first_failure, self._run, endings, attempt.number, raised)
         return await self._aside("reading what failed", look)
 
     async def _judge_receipt(self) -> JudgedReceipt | None:

@@ -351,7 +351,7 @@ class RunningAttempt:
         driver = await in_thread(self._gpus.close, last_output.LIMIT_S)
         noted = await self._noted_hang()
         hang = self.hang or self._hang_that_led_here() or noted
-        context, exits = self._context, self.team.failed_exits()
+        context, exits, raised = self._context, self.team.failed_exits(), self.team.raised_last()
         starting_up = self.team.starting_up()
 
         def finish() -> LiveDiagnosis:
@@ -362,6 +362,7 @@ class RunningAttempt:
                 driver=driver,
                 memory=self.team.out_of_memory,
                 last_words=last_output.last_words(self._run, self.number, exits),
+                raised=last_output.unwritten(self._run, self.number, raised),
             )
 
         diagnosis = await last_output.read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 from ncclops.agent import backlog
@@ -59,4 +59,16 @@ def last_words(run: RunDirectory, attempt: int, ranks: Iterable[int]) -> dict[in
         rank: error.headline
         for rank, error in errors.items()
         if error is not None and error.headline is not None and error.is_system_exit
+    }
+
+
+def unwritten(run: RunDirectory, attempt: int, raised: Mapping[int, str]) -> dict[int, str]:
+    """Those of the exceptions that ranks have ``raised`` of which no file of theirs has anything.
+
+    The disk was full, most likely: then the traceback is missing in the log as well.
+    """
+    return {
+        rank: text
+        for rank, text in raised.items()
+        if read_error(run.paths.rank(rank).error(attempt)) is None
     }

@@ -101,6 +101,7 @@ class LiveScan:
         driver: Mapping[int, Sequence[str]],
         memory: Mapping[int, str],
         last_words: Mapping[int, str],
+        raised: Mapping[int, str],
     ) -> LiveDiagnosis:
         """Read to the end and judge. Blocks until that is done: seconds, by ``backlog``.
 
@@ -109,7 +110,7 @@ class LiveScan:
         ``starting_up``: not all process groups have completed a collective; None: not known.
         ``driver`` are lines about the GPUs of ranks that failed, ``memory`` is what the kernel
         tells of ranks that the OOM killer has ended, ``last_words`` what scripts have handed to
-        ``sys.exit``.
+        ``sys.exit``, ``raised`` exceptions that could not be written anywhere.
         """
         self._patience.begin()
         self._finishing.set()
@@ -126,6 +127,8 @@ class LiveScan:
             self._scanner.feed(rank, KERNEL, f"{text}\n")
         for rank, text in last_words.items():
             self._scanner.feed(rank, EXITS, f"SystemExit: {text}\n")
+        for rank, text in raised.items():
+            self._scanner.feed(rank, EXITS, f"{text}\n")
         for rank, end in exits.items():
             self._scanner.add_exit(rank, code=end.code, signal=end.signal)
         if hang is not None:

@@ -6,9 +6,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from ncclops.diagnose import story_text
 from ncclops.errors import NetworkRefused
@@ -36,9 +37,15 @@ _TAIL_LINES = 25  # a traceback with its cause, on one screen
 
 
 def first_failure(
-    run: RunDirectory, in_order: Sequence[WorkerEnding], attempt: int
+    run: RunDirectory,
+    in_order: Sequence[WorkerEnding],
+    attempt: int,
+    raised: Mapping[int, str] = MappingProxyType({}),
 ) -> FirstFailure | None:
-    """The first of ``in_order`` (order of ending) that failed without being asked to stop."""
+    """The first of ``in_order`` (order of ending) that failed without being asked to stop.
+
+    ``raised`` is what ranks have reported of it, in case that they could write it nowhere.
+    """
     first = next((e for e in in_order if not e.ok and not e.asked_to_stop), None)
     if first is None:
         return None
@@ -50,7 +57,7 @@ def first_failure(
     error = read_error(run.paths.rank(first.rank).error(attempt))
     return FirstFailure.of(
         first,
-        message=None if error is None else error.headline,
+        message=raised.get(first.rank) if error is None else error.headline,
         tail=tail,
         log=run.shown(output),
         host=run.node,

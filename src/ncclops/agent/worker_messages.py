@@ -61,6 +61,8 @@ def _escalated(event: EscalationEvent) -> Escalated:
     )
 
 
+# As the restart core calls a fault that is an exception.
+_RAISED = "exception"
 # As the agent requests a restart for a hang.
 _FOUND_HUNG = "hang: "
 
@@ -138,6 +140,10 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
         case FaultEvent():
             team.last_faulty = about
             team.lost_for[about] = event.cause.removeprefix(f"rank {about}: ")
+            if event.kind == _RAISED:
+                team.raised[about] = team.lost_for[about]
+            else:
+                team.raised.pop(about, None)
         case RestartEvent():
             team.lost = team.lost.union(event.ranks_lost).difference(event.ranks_returned)
             if team.last_faulty in event.ranks_returned:
