@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 
 from ncclops.agent.stop_agreement import StopWay
-from ncclops.cluster import job_store as job_store_module
 from ncclops.cluster import messages
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.job_store import JobStore
@@ -145,7 +145,7 @@ def test_a_store_that_a_node_finds_gone_after_it_was_stopped_is_told_with_that(
 ) -> None:
     """The others have taken the node for lost by then, and may have finished the job."""
     now = 1000.0
-    monkeypatch.setattr(job_store_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     job_store = JobStore("n0:29500", lambda _: None)
 
     async def watch_and_lose() -> None:
