@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -196,6 +196,22 @@ def with_nvml(nvml_stub: Path) -> Callable[..., Any]:
 def _written(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """The end for writing of a pipe that takes nothing more, and that nobody reads meanwhile."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, b"x" * 4096):
+            pass
+    os.set_blocking(writer, True)
+    try:
+        yield writer
+    finally:
+        os.close(reader)  # first: who waits for it goes on
+        os.close(writer)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import LIMIT_S, clean_environ
+from tests.conftest import LIMIT_S, clean_environ, full_pipe
 
 pytestmark = pytest.mark.slow
 
@@ -38,5 +38,30 @@ def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
         process.send_signal(signal.SIGTERM)
         try:
             assert process.wait(LIMIT_S) == signal.SIGTERM
+        finally:
+            process.kill()
+
+
+# Which the supervisor says.
+IS_KILLED = """
+import os, signal, sys
+from ncclops.agent import supervisor
+
+def agent(pulse):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sys.exit(supervisor.hold(agent))
+"""
+
+
+def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending() -> None:
+    with (
+        full_pipe() as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", IS_KILLED], env=clean_environ(), stderr=stderr
+        ) as process,
+    ):
+        try:
+            assert process.wait(LIMIT_S) == 1
         finally:
             process.kill()

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ncclops.agent.team import Team
 from ncclops.agent.worker_messages import forced_exit_line, take_over
 from ncclops.decision.retrying import Escalated
 from ncclops.record import events
 from ncclops.record.run_directory import RunDirectory
+from ncclops.restart.attribution import FaultKind
 
 
 @pytest.fixture
@@ -133,6 +135,18 @@ def test_why_ranks_were_ended_is_known_of_all_restarts(run: RunDirectory, team: 
     for why in ({"3": "it hung"}, {"x": "y"}, {"1": "its abort hung"}):
         take_over(run, team, 0, events.RestartEvent(why_ended=why))
     assert team.why_ended == {1: "its abort hung", 3: "it hung"}
+
+
+def test_a_rank_that_comes_back_too_late_ends_for_what_the_others_had_missed(
+    run: RunDirectory, team: Team
+) -> None:
+    """As on a node that was stopped for a while: that it exits with 1 says nothing."""
+    assert events.RANK_LOST == FaultKind.LOST
+    silent = events.FaultEvent(cause="rank 1: no heartbeat for 6 s", kind="lost")
+    take_over(run, team, 0, replace(silent, rank=1))  # another one tells of it
+    assert team.explained == {}
+    take_over(run, team, 1, silent)
+    assert team.explained == {1: "no heartbeat for 6 s"}
 
 
 def test_a_process_that_the_others_have_left_behind_is_said_to_be_what_it_is(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import msgspec
 import pytest
 
@@ -135,3 +138,27 @@ def test_a_store_is_lost_once_and_for_the_first_reason() -> None:
     assert reasons == ["Broken pipe"]
     assert job_store.lost == "the job's store at n0:29500 is lost (Broken pipe)"
     assert (job_store.is_ours, job_store.pids) == (False, set())
+
+
+def test_a_store_that_a_node_finds_gone_after_it_was_stopped_is_told_with_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others have taken the node for lost by then, and may have finished the job."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    job_store = JobStore("n0:29500", lambda _: None)
+
+    async def watch_and_lose() -> None:
+        nonlocal now
+        job_store.watch(8.0)
+        now += 21
+        job_store.lose("Broken pipe")
+
+    loop = asyncio.new_event_loop()  # whose own clock is real
+    monkeypatch.setattr(loop, "time", lambda: 0.0)
+    loop.run_until_complete(watch_and_lose())
+    loop.close()
+    assert job_store.lost == (
+        "the job's store at n0:29500 is lost (Broken pipe, once this node had stood still for 21s:"
+        " the others wait 8s for one)"
+    )

@@ -117,6 +117,16 @@ class TestPulse:
         silence.received(60.5)
         assert [silence.look(now) for now in (61.0, 62.0, 63.0)] == [0.5, 1.5, 2.5]
 
+    def test_how_long_the_watcher_stood_still_is_known_for_a_while(self) -> None:
+        silence = Silence(pause_s=1.0, now=0.0)
+        assert silence.stood_still(1.0) == 0.0
+        assert silence.stood_still(21.0) == 21.0  # before the first look after it
+        assert silence.look(21.1) == 0.0
+        assert silence.stood_still(22.0) == pytest.approx(21.1)
+        for now in (22.1, 23.1, 24.1):
+            silence.look(now)
+        assert silence.stood_still(24.5) == 0.0
+
     def test_a_watcher_that_was_stopped_itself_takes_no_running_node_for_lost(self) -> None:
         watch = HeartbeatWatch(10)
         watch.look(0, {1: 5})

@@ -66,14 +66,14 @@ Start = Callable[..., Background]
 
 
 def start_agents(
-    start: Start, train: Path, port: int, *options: str, lane: Lane = GLOO
+    start: Start, train: Path, port: int, *options: str, lane: Lane = GLOO, nproc: int = 2
 ) -> list[Background]:
-    """Those of two nodes with two ranks each, which meet at ``port``."""
+    """Those of two nodes with ``nproc`` ranks each, which meet at ``port``."""
     profile = "multi-host-h200" if lane.needs_gpus else lane.profile
     return [
         start(
             *("launch", "--profile", profile, "--run-dir", f"node-{number}"),
-            *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"),
+            *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", str(nproc)),
             *("--master-addr", "127.0.0.1", "--master-port", str(port)),
             *("--set", f"NCCL_HOSTID=node-{number}"),  # their ranks have the same GPUs
             *(*options, train),
@@ -171,3 +171,32 @@ def test_the_end_of_a_store_elsewhere_is_reported(
         assert "ncclops: the store does not answer any more" in said
         assert "/ncclops/" not in said  # a traceback may be there, of the script's own line
         assert run.verdict["classification"]["class"] == "store-rendezvous"
+
+
+# Node 0 serves the store through which rank 1 restarts without it.
+LOSES_RANK_0 = """
+import os, signal
+import torch
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group("gloo")
+for n in range(20):
+    if n == 5 and os.environ["RANK"] == "0" and dist.get_world_size() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(100))
+    receipt.step(n)
+dist.destroy_process_group()
+"""
+
+
+def test_a_node_whose_ranks_have_all_died_serves_the_store_for_the_others(
+    background: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    agents = start_agents(
+        background, script(LOSES_RANK_0), free_port(), "--restart", "in-process", nproc=1
+    )
+    job = Job(tmp_path, agents)
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    for run in job.runs:
+        assert run.verdict["outcome"] == "completed"
+        assert run.verdict["reason"].startswith("rank 0 was killed by SIGKILL, the others went on")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from ncclops.record.answer import Answer, Descriptors, within
+from ncclops.record import answer
+from ncclops.record.answer import Answer, Descriptors, tell, within
+from tests.conftest import full_pipe
 
 
 def test_what_does_not_answer_is_given_up() -> None:
@@ -25,6 +29,26 @@ def test_the_result_and_the_error_are_handed_on() -> None:
     assert answer.get(0) == 3
     with pytest.raises(FileNotFoundError):
         within(60, Path("/no/such/file").read_bytes)
+
+
+def test_a_line_for_nobody_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "_TOLD_WITHIN_S", 0.01)
+    with full_pipe() as writer, open(writer, "w", closefd=False) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        tell("ncclops: the agent was killed\n")
+
+
+def test_a_line_is_told_however_little_of_stderr_there_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell("one\n")
+    assert capfd.readouterr().err == "one\n"
+    of_a_notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", of_a_notebook)
+    tell("two\n")
+    assert of_a_notebook.getvalue() == "two\n"
+    monkeypatch.setattr(sys, "stderr", None)
+    tell("three\n")
 
 
 def test_descriptors_that_were_put_by_are_free_afterwards() -> None:

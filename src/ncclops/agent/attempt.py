@@ -77,6 +77,8 @@ _EXITS_WITHIN_S = 10.0
 _LEAVES_WITHIN_S = 30.0
 # For a rank elsewhere, which knows of those that have ended here in a second, and then leaves.
 _OTHERS_REPORT_WITHIN = timedelta(seconds=5)
+# Where all ranks end alike there is nothing to say.
+_OTHERS_END_SOON = timedelta(seconds=5)
 # Of the time that a scheduler leaves to a job that it stops.
 _LATE_LIMIT = timedelta(seconds=2)
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
@@ -219,6 +221,7 @@ class RunningAttempt:
                 or coordinator.over_for_all(entered=bool(team.entered))
             )
         )
+        await self._serve_others()
         self._replacements.close()
         self._hang_action.close()
 
@@ -335,6 +338,7 @@ class RunningAttempt:
     async def close(self) -> LiveDiagnosis:
         """End what is left of the attempt; what its output shows."""
         self.watching.close()
+        await self._serve_until_others_stop()
         self._close_store()
         if all(ending.ok for ending in self.team.endings()):
             stay = self.own_pids() | self._context.spared()
@@ -555,6 +559,27 @@ class RunningAttempt:
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
         server.keep_running()
         return server
+
+    async def _serve_others(self) -> None:
+        """Keep the store until the ranks of other nodes have ended, which go on without those of
+        this one; a stop of the run ends that."""
+        context = self._context
+        ends = self.cannot_start is not None or self.team.escalation is not None or self.is_fatal()
+        if self._server is None or not self._job.restarts_in_process or ends:
+            return
+        if self.team.running() or self._others_have_ended():
+            return
+        context.coordinator.share_at_work(False)
+        if not await context.condition.until(self._others_have_ended, _OTHERS_END_SOON):
+            context.note("the ranks of this node have ended; those of others go on, by its store")
+            await context.condition.until(self._others_have_ended)
+
+    async def _serve_until_others_stop(self) -> None:
+        """Their ranks end at one point, and use the store until then."""
+        stop, others_work = self._context.stop, self._context.coordinator.others_work
+        if self._server is not None and stop.first is not None and self._job.restarts_in_process:
+            ended = lambda: stop.hurry or not others_work()  # noqa: E731
+            await self._context.condition.until(ended, stop.first.grace)
 
     def _close_store(self) -> None:
         if self._server is not None:

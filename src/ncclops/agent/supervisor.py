@@ -31,6 +31,7 @@ from ncclops.durations import format_duration
 from ncclops.exhausted import advice, described
 from ncclops.host import prctl, process_tree
 from ncclops.process_ends import signal_name
+from ncclops.record.answer import tell, within
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.
 FORWARDED = (
@@ -48,6 +49,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # then, so only their helpers (loggers, uploaders) are left to flush something.
 _LEFTOVER_GRACE = timedelta(seconds=6)
 _LOOK_EVERY_S = 1.0
+_FLUSHED_WITHIN_S = 5.0
 _MOST_BYTES = 2000  # of what an agent says of its own crash
 
 
@@ -100,27 +102,22 @@ def hold(
         _LEFTOVER_GRACE, trees_of_others=partial(process_tree.others_children, before)
     )
     if survivors:
-        _say(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
+        tell(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
     if isinstance(status, signal.Signals):
-        _say(
+        tell(
             f"ncclops: the agent has not answered for {format_duration(silent)} (a file system or a"
             " driver hangs): it was killed and its workers ended; the verdict may be missing\n"
         )
         return 128 + status
     if os.WIFSIGNALED(status):
         name = signal_name(os.WTERMSIG(status))
-        _say(f"ncclops: the agent was killed by {name}; its workers were ended\n")
+        tell(f"ncclops: the agent was killed by {name}; its workers were ended\n")
         lost(f"it was killed by {name}")
         return lost_code
     if why := crash[:].rstrip(b"\0"):
         lost(why.decode(errors="replace"))
         return lost_code
     return os.WEXITSTATUS(status)
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads it any more
-        sys.stderr.write(text)
 
 
 def _be_agent(
@@ -146,10 +143,11 @@ def _be_agent(
         if not explained:
             import traceback
 
-            traceback.print_exc()
+            tell(traceback.format_exc())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # nobody reads it, or not now
+                within(_FLUSHED_WITHIN_S, stream.flush)
         os._exit(code)
 
 
@@ -159,7 +157,7 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
     while True:
         pid, status = os.waitpid(agent_pid, os.WNOHANG | os.WUNTRACED)
         if pid == agent_pid and os.WIFSTOPPED(status):
-            _say(
+            tell(
                 f"ncclops: the agent was stopped by {signal_name(os.WSTOPSIG(status))}: workers run"
                 f" on, and nothing watches them; `kill -CONT {agent_pid}` has it go on\n"
             )
@@ -186,7 +184,7 @@ def _suspend(agent_pid: int) -> None:
 
     A pause of the ranks would be a fault for those of other nodes, and for the liveness watch.
     """
-    _say("ncclops: the run goes on; `fg` shows it again, `ncclops stop` ends it\n")
+    tell("ncclops: the run goes on; `fg` shows it again, `ncclops stop` ends it\n")
     os.kill(agent_pid, signal.SIGTSTP)  # which holds what it shows
     # By the default action: the kernel leaves those running that no shell could wake again.
     os.kill(os.getpid(), signal.SIGTSTP)

@@ -17,7 +17,7 @@ from ncclops.goodput import Goodput, describe, measure, spans
 from ncclops.plain_text import plain
 from ncclops.rank_lists import ranks_named
 from ncclops.receipts.log_receipts import PrintedReceipts
-from ncclops.record import event_log
+from ncclops.record import answer, event_log
 from ncclops.record.error_file import read_error
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.tail import last_lines
@@ -144,10 +144,10 @@ def print_verdict(
 
 def print_crash(verdict: VerdictRecord, run: RunDirectory) -> None:
     """Print on stderr how the agent ended, where it could not go on."""
-    with suppress(OSError):
-        sys.stderr.write(f"ncclops: {verdict.outcome}: {plain(verdict.reason)}\n")
-        sys.stderr.write(f"ncclops: verdict: {plain(_where(run))}\n")
-        sys.stderr.flush()
+    answer.tell(
+        f"ncclops: {verdict.outcome}: {plain(verdict.reason)}\n"
+        f"ncclops: verdict: {plain(_where(run))}\n"
+    )
 
 
 def _where(run: RunDirectory) -> str:

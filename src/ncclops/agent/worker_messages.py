@@ -9,6 +9,7 @@ from ncclops.decision.retrying import Escalated
 from ncclops.diagnose.story_text import shown
 from ncclops.rank_lists import ranks_named
 from ncclops.record.events import (
+    RANK_LOST,
     BootstrappedEvent,
     EnteredEvent,
     EscalationEvent,
@@ -144,6 +145,9 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
                 team.raised[about] = team.lost_for[about]
             else:
                 team.raised.pop(about, None)
+            if event.rank is None and event.kind == RANK_LOST:
+                # It lives and says so itself: the others had gone on without it, and it ends.
+                team.explained[about] = team.lost_for[about]
         case RestartEvent():
             team.lost = team.lost.union(event.ranks_lost).difference(event.ranks_returned)
             if team.last_faulty in event.ranks_returned:

@@ -53,6 +53,7 @@ class Silence:
     def __init__(self, pause_s: float, now: float) -> None:
         self._pause_s = pause_s
         self._looked_at = self._received_at = now
+        self._stood_s, self._stood_until = 0.0, now
 
     def received(self, now: float) -> None:
         """A message has come."""
@@ -61,10 +62,21 @@ class Silence:
     def look(self, now: float) -> float:
         """Seconds without a message. A watcher that was itself stopped (SIGSTOP) has yet to read
         what came meanwhile, so it begins to count anew."""
-        if now - self._looked_at > 2 * self._pause_s:
+        if self._note_pause(now):
             self._received_at = now
         self._looked_at = now
         return now - self._received_at
+
+    def stood_still(self, now: float) -> float:
+        """For how long the watcher was stopped just before ``now``, in seconds; 0 if it was not."""
+        self._note_pause(now)
+        return self._stood_s if now - self._stood_until <= 2 * self._pause_s else 0.0
+
+    def _note_pause(self, now: float) -> bool:
+        since = now - self._looked_at
+        if since > 2 * self._pause_s:
+            self._stood_s, self._stood_until = since, now
+        return since > 2 * self._pause_s
 
 
 class Unread:

@@ -25,6 +25,7 @@ class JobStore:
         self._on_lost = on_lost
         self._server: hosted_store.StoreServer | None = None
         self._silence: Silence | None = None
+        self._lost_after_s = 0.0
 
     @property
     def is_ours(self) -> bool:
@@ -52,14 +53,24 @@ class JobStore:
     def lose(self, why: str) -> None:
         """It is out of reach; only the first reason counts."""
         if self.lost is None:
+            why += self._stood_still()
             self.lost = f"the job's store at {self.address} is lost ({why})"
             self._on_lost(why)
+
+    def _stood_still(self) -> str:
+        """Whether this node did, for too long; the others go on without it then, or have ended."""
+        stood_s = 0.0 if self._silence is None else self._silence.stood_still(time.monotonic())
+        if stood_s <= self._lost_after_s:
+            return ""
+        limit = f"the others wait {self._lost_after_s:g}s for one"
+        return f", once this node had stood still for {stood_s:.0f}s: {limit}"
 
     def watch(self, lost_after_s: float) -> None:
         """Take it for lost when no message comes from it for so long: until :meth:`pause`.
 
         The rendezvous process passes on each heartbeat; there are none between two rounds.
         """
+        self._lost_after_s = lost_after_s
         pause, loop = lost_after_s / 3, asyncio.get_running_loop()
         silence = self._silence = Silence(pause, time.monotonic())
 

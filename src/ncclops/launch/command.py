@@ -310,8 +310,7 @@ def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float,
 
 
 def _warn(line: str) -> None:
-    with suppress(OSError):  # nobody reads it any more
-        sys.stderr.write(f"ncclops: {line}\n")
+    answer.tell(f"ncclops: {line}\n")
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:

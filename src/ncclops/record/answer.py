@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+_TOLD_WITHIN_S = 1.0
 
 
 class Answer(Generic[T]):
@@ -51,6 +56,21 @@ class Answer(Generic[T]):
 def within(limit_s: float, function: Callable[[], T]) -> T:
     """What ``function`` returns, if it does in time; see :meth:`Answer.get`."""
     return Answer(function).get(limit_s)
+
+
+def tell(lines: str) -> None:
+    """Write lines on stderr, which may take nothing for ever: a pipe that nobody reads is full.
+
+    Past Python's buffer: who waits in it holds a lock, and no other thread could leave.
+    """
+    try:
+        fd = sys.stderr.fileno()
+    except (AttributeError, OSError):  # a notebook's, or none
+        with suppress(AttributeError, OSError):
+            sys.stderr.write(lines)
+        return
+    with suppress(OSError):  # it has gone, or is full
+        within(_TOLD_WITHIN_S, partial(os.write, fd, lines.encode(errors="backslashreplace")))
 
 
 class Descriptors:

@@ -25,6 +25,8 @@ from ncclops.record.event_values import (
 
 # Kinds of faults that are of no rank.
 NODE_LOST, STORE_LOST = "node-lost", "store-lost"
+# That of a rank whose processes do not answer, as the restart core has it (`FaultKind.LOST`).
+RANK_LOST = "lost"
 # The time of an event that is not written yet: it gets that of the writing.
 UNSTAMPED = -1.0
 _LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
