@@ -77,6 +77,40 @@ def explain(
     return _several(_without_superfluous(_merged(chosen, wanted, unknown), wanted))
 
 
+def as_group(
+    claim: Claim,
+    unknown: Callable[[Edge], bool],
+    groups: Mapping[str, Mapping[str, Sequence[int]]],
+) -> Claim:
+    """A host's ``claim`` as one between two groups, where nothing tells the two apart: all that
+    fails lies between them, and what else does has not been looked at."""
+    if not claim.shape.startswith("host"):
+        return claim
+    (host,) = claim.a
+    others = {end for edge in claim.explained for end in edge} - {host}
+    for by, named in groups.items():
+        own = next(((value, each) for value, each in named.items() if host in each), None)
+        if own is None or len(named) > _MOST_GROUPS:
+            continue
+        mates = [each for each in own[1] if each != host]
+        for value, there in named.items():
+            rest = itertools.chain(_between(mates, there), _between(there, mates))
+            if (
+                value == own[0]
+                or not mates
+                or not others <= {*there}
+                or not all(map(unknown, rest))
+            ):
+                continue
+            inward = all(edge[1] == host for edge in claim.explained)
+            both_ways = not inward and not all(edge[0] == host for edge in claim.explained)
+            a, b = (there, own[1]) if inward else (own[1], there)
+            label = f"{by}: {value}, {own[0]}" if inward else f"{by}: {own[0]}, {value}"
+            group = Claim("group", tuple(a), tuple(b), both_ways, by=label, cost=_NAMED_COST)
+            return replace(group, explained=claim.explained)
+    return claim
+
+
 def _worth(claim: Claim, new: set[Edge], edges: set[Edge]) -> float:
     """How much a claim explains for its cost; one that overclaims is worth less."""
     if len(new) < 2 or not _witnessed(claim, new):
@@ -135,7 +169,8 @@ def _candidates(
         outward = len(out[host]) >= 2 and consider(
             Claim("host-out", one, cost=_HOST_COST), ((host, dst) for dst in hosts if dst != host)
         )
-        if inward and outward:
+        # One edge is enough beside all of the other way, where no other is known to work.
+        if (inward and out[host]) or (outward and into[host]):
             edges = {*_between(one, hosts), *_between(hosts, one)}
             consider(Claim("host", one, cost=_HOST_COST), edges)
     for by, named in groups.items():

@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
-from ncclops.preflight.edges.explain import Claim, Edge, explain
+from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
 from ncclops.preflight.edges.interface import subnet
-from ncclops.preflight.edges.losses import losses_of, without_echoes
+from ncclops.preflight.edges.losses import losses_of, often_flaky, without_echoes
 from ncclops.preflight.edges.model import (
     Cause,
     Facts,
@@ -131,6 +131,7 @@ class _Look:
         doubtful = (found.unsure - answers) | found.flaky | self._thin
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
+        losses = [as_group(each, lost.__contains__, self._groups) for each in losses]
         # A host that stood still for some seconds has failed once, and lost nothing at random.
         losses = [each for each in losses if each.explained & (found.loss | found.stalled)]
         chance = self._within(losses)
@@ -144,7 +145,7 @@ class _Look:
         dead = found.dead - answers - by_chance
         ports = found.ports - answers - found.unsure - by_chance
         made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
-        made = known.one_a_machine(made)
+        made = known.one_an_address(made)
         ports_doubtful = lost | found.flaky | found.loss | by_chance
         made += self._explained("ports", ports, self._ports_unknown(ports, ports_doubtful))
         made += self._explained(
@@ -154,15 +155,26 @@ class _Look:
             store=True,
         )
         large = found.large - chance
+        untold = found.unknown_large | lost | chance
+        # A connection carries data both ways, whoever opened it; the way back is not looked at
+        # where the way there loses it.
         made += self._explained(
-            "large", large, lambda edge: edge in found.unknown_large or edge in lost | chance
+            "large",
+            large,
+            lambda edge: edge in untold and edge[::-1] in untold | large,
         )
         made += ending
         chance |= inside
         lost |= chance
         thin = without_echoes(self._claims(self._thin - chance, lambda edge: edge in lost))
+        # Data that was sent again takes long: one edge, among several that lose some, is no other.
+        often = often_flaky(found)
+        thin = [each for each in thin if len(each.explained) > 1 or not often & {*each.a, *each.b}]
         made += [self._cause("bandwidth", claim) for claim in thin]
-        made += self._explained("slow", self._slow - chance, lambda edge: edge in lost)
+        slow = self._slow - chance
+        # A round trip takes as long whoever asks.
+        slow |= {edge[::-1] for edge in slow} & lost
+        made += self._explained("slow", slow, lambda edge: edge in lost)
         flaky = found.flaky - chance - self._within(thin)
         made += self._flaky(flaky) if flaky and not ending else []
         # Beside a cause they may be of the same; without one, that some fail is not passed over.
@@ -175,7 +187,8 @@ class _Look:
         resending = states.States(loss=found.resending)
         # What is thin has a queue that is full, or loses packets as well.
         lost = lost | unsure | self._thin
-        return losses_of(self._live, resending, unsure, lost, self._groups)
+        packets = losses_of(self._live, resending, unsure, lost, self._groups)
+        return [as_group(each, lost.__contains__, self._groups) for each in packets]
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""
@@ -192,7 +205,8 @@ class _Look:
         return edges | {edge[::-1] for edge in edges}
 
     def _claims(self, edges: set[Edge], unknown: Callable[[Edge], bool]) -> list[Claim]:
-        return explain(self._live, edges, unknown, self._groups)
+        claims = explain(self._live, edges, unknown, self._groups)
+        return [as_group(each, unknown, self._groups) for each in claims]
 
     def _explained(
         self,
@@ -294,9 +308,11 @@ class _Look:
         if claim.by:
             facts["by"] = claim.by
         if symptom == "dead":
-            facts |= self._other_answers(claim)
-            facts |= self._better_interface(claim)
-            facts |= self._lacking_interface(claim)
+            facts |= (
+                self._other_answers(claim)
+                or self._better_interface(claim)
+                or self._lacking_interface(claim)
+            )
             facts |= self._ways_out(claim)
         if symptom == "ports":
             own = [each for each in self._answers.values() if each in claim.explained]
@@ -314,7 +330,8 @@ class _Look:
             facts["mbit"] = f"{_megabits(middle_s):.1f}"
             facts["usual_mbit"] = f"{_megabits(self._usual_s):.0f}"
         if symptom == "slow":
-            times = [self._found.rtt_ms[each] for each in claim.explained]
+            took = self._found.rtt_ms
+            times = [took[each if each in self._slow else each[::-1]] for each in claim.explained]
             facts["ms"] = f"{statistics.median(times):.1f}"
             facts["usual_ms"] = f"{self.usual_ms:.2f}"
         if symptom == "dead" and claim.explained & self._found.ended:

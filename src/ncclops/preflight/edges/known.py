@@ -167,25 +167,33 @@ def claimed_elsewhere(
     return made
 
 
-def one_a_machine(causes: list[Cause]) -> list[Cause]:
-    """Edges that fail because another machine has a host's address are one cause, that address."""
-    made, by_address = list[Cause](), dict[str, int]()
+_OF_AN_ADDRESS = ("duplicate-address", "wrong-interface")
+
+
+def one_an_address(causes: list[Cause]) -> list[Cause]:
+    """Edges that fail for the same reason at the same address are one cause: another machine has
+    it, or it is of an interface that the others do not reach."""
+    made, places = list[Cause](), dict[tuple[str, str], int]()
     for cause in causes:
-        address = cause.facts.get("address", "") if cause.kind == "duplicate-address" else ""
-        if address not in by_address:
-            by_address |= {address: len(made)} if address else {}
+        address = cause.facts.get("address", "") if cause.kind in _OF_AN_ADDRESS else ""
+        key = (cause.kind, address)
+        if not address or key not in places:
+            places |= {key: len(made)} if address else {}
             made.append(cause)
             continue
-        place = by_address[address]
-        before = made[place]
-        made[place] = msgspec.structs.replace(
-            before,
-            shape="several",
-            a=tuple(sorted({*before.a, *cause.a})),
-            b=tuple(sorted({*before.b, *cause.b})),
-            edges=before.edges + cause.edges,
-            hosts=tuple(sorted({*before.hosts, *cause.hosts})),
-        )
+        place = places[key]
+        before, after = made[place], cause
+        if after.hosts and not before.hosts:
+            before, after = after, before
+        if before.kind == "duplicate-address":
+            before = msgspec.structs.replace(
+                before,
+                shape="several",
+                a=tuple(sorted({*before.a, *after.a})),
+                b=tuple(sorted({*before.b, *after.b})),
+                hosts=tuple(sorted({*before.hosts, *after.hosts})),
+            )
+        made[place] = msgspec.structs.replace(before, edges=before.edges + after.edges)
     return made
 
 

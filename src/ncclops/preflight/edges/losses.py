@@ -156,10 +156,16 @@ def _wide(
         yield "", tuple(live), tuple(live)
 
 
+def often_flaky(found: States) -> set[int]:
+    """Hosts with so many edges that have failed once, or lose connections, that it is no chance."""
+    often = Counter(end for edge in found.loss | found.flaky for end in edge)
+    return {end for end, count in often.items() if count >= _FLAKY}
+
+
 def _losing(found: States, doubtful: set[Edge]) -> set[Edge]:
     """Edges that lose connections; beside a host that does, what is doubtful is the same."""
     often = Counter(end for edge in found.loss | found.flaky for end in edge)
-    many = {end for end, count in often.items() if count >= _FLAKY}
+    many = often_flaky(found)
     sure = found.loss | {edge for edge in found.flaky if many.intersection(edge)}
     ends = {end for a, b in sure for end, other in ((a, b), (b, a)) if often[end] >= often[other]}
     return sure | {edge for edge in doubtful if ends.intersection(edge)}
