@@ -631,6 +631,11 @@ class StopRequestedEvent(Event, tag="stop-requested", frozen=True, kw_only=True)
     ranks: list[int] | None = None
     """of `SIGKILL`: the ranks that are killed"""
 
+    @property
+    def asks_the_run(self) -> bool:
+        """Whether the run is to end: workers are killed after a failed attempt as well."""
+        return self.signal != "SIGKILL"
+
 
 class StopAgreedEvent(Event, tag="stop-agreed", frozen=True, kw_only=True):
     """All ranks end after the same step, or the same update of an optimizer."""
