@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ncclops.errors import UsageError
@@ -193,7 +194,8 @@ def _take(evidence: FlightEvidence, result: Result, *, explicit: bool = False) -
                 about.missing = about.missing or f"its dump cannot be read ({result.reason})"
         return
     if record.taken_at is None:
-        record.taken_at = result.path.stat().st_mtime
+        with suppress(OSError):  # gone since it was read
+            record.taken_at = result.path.stat().st_mtime
     ours = evidence.rank(record.rank)
     ours.record = record if ours.record is None else _merged(ours.record, record, evidence)
 
