@@ -73,7 +73,9 @@ def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
         return "starting"
     if "warming-up" in phases:
         return "warming-up"
-    return "running" if phases <= {"running"} else "training"
+    if not phases:  # all have ended, and the verdict comes in a moment
+        return "running" if all(rank.step is None for rank in ranks) else "training"
+    return "running" if phases == {"running"} else "training"
 
 
 def _with_ratio(rank: RankStatus, median: float | None) -> RankStatus:
