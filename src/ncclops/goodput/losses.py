@@ -87,8 +87,10 @@ def restarts_within(
     starts = [span.start for span in spans]
     found: dict[int, list[RestartEvent]] = {}
     for event in events:
+        if not isinstance(event, RestartEvent):
+            continue
         # One that ends where another span begins belongs to the span before.
-        place = bisect_left(starts, event.ts) - 1 if isinstance(event, RestartEvent) else -1
+        place = bisect_left(starts, event.ts) - 1
         if place >= 0 and spans[place].kind == "restart" and event.ts <= spans[place].end:
             found.setdefault(place, []).append(event)
     return found
