@@ -50,6 +50,11 @@ class Culprit:
     absent: bool = False
     waited: bool = False
 
+    @property
+    def who(self) -> str:
+        """The rank, and the host where that is known."""
+        return f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+
 
 def is_hang(record: IncidentRecord) -> bool:
     """Whether a rank stood still; one that its monitor process ended for that is no crash."""
