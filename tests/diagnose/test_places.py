@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from ncclops.capture.run_snapshots import collect_run
+from ncclops.capture.run_snapshots import Collected, collect_run
 from ncclops.diagnose import places
+from ncclops.diagnose.culprit import did_not_come, who_did_not_come
 from ncclops.diagnose.places import RankView, cluster
+from ncclops.diagnose.stacks_text import stack_lines
+from ncclops.diagnose.where import Look
 from ncclops.host import process_identity
 from ncclops.host_name import host_name
 from ncclops.rank_lists import rank_list
 from ncclops.record import snapshot_server_record
+from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.paths import RunPaths
+from ncclops.record.snapshot_records import LastOperation
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
 from ncclops.stacks.frame import Frame
 
@@ -123,3 +129,35 @@ def test_a_rank_that_has_become_another_program_is_said_to_be_one(tmp_path: Path
         assert collected.missing == (1,)
         name = (Path("/proc/self/stat").read_text().partition("(")[2]).rpartition(")")[0]
         assert seen.place == f"another program runs in its process (exec): {name}"
+
+
+def test_of_ranks_at_one_place_what_each_entered_last() -> None:
+    entered = LastOperation(op="all_reduce", seq=7, at=1.0, pending=True, desc="default_pg")
+    last = {0: entered, 1: entered, 2: structs.replace(entered, seq=6)}
+    views = tuple(replace(view(rank, 7), last=each) for rank, each in last.items())
+    taken = Collected(Path("where/0"), (0, 1, 2), (), (), {})
+    seen = stack_lines(Look(Path("run"), 1000.0, taken, views, tuple(cluster(views))))
+    lines = ["".join(text for text, _ in parts).strip() for parts in seen]
+    assert lines[1:3] == [
+        "ranks 0, 1: last entered all_reduce number 7 of default_pg, not completed",
+        "rank 2: last entered all_reduce number 6 of default_pg, not completed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "line", "known"),
+    [("1", "12", (1, 12)), ("1", "9" * 5000, (1, 0)), ("9" * 5000, "12", None)],
+)
+def test_numbers_that_an_exception_names_may_be_of_any_length(
+    rank: str, line: str, known: tuple[int, int] | None
+) -> None:
+    at = f"rank {rank} on n7 is at /t.py:{line} in f"
+    said = f"waited 60 s for rank {rank}, which had not come to a group: {at}"
+    record = IncidentRecord(
+        iteration=0, cause="exception", summary="s", first_faulty_rank=0, at=1.0, exception=said
+    )
+    missed = did_not_come(record, {"signature": "absent-rank"})
+    found = None if missed is None else who_did_not_come(missed, [], {})
+    assert (
+        None if found is None or found.frame is None else (found.rank, found.frame.line)
+    ) == known

@@ -362,14 +362,14 @@ def test_a_rank_that_waits_in_a_transfer_is_not_blamed_for_one_that_is_elsewhere
     assert judge(made).findings[0].culprits == (0,), "who differs from most"
 
 
-def test_seconds_between_pictures_are_no_hang() -> None:
+def test_seconds_between_snapshots_are_no_hang() -> None:
     """A running job is not looked at everywhere in one instant."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)} | {2: done(1, 4)}
     assert not judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 5.3)).is_bad
     assert judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 65)).is_bad
 
 
-def test_a_picture_from_before_the_operation_proves_nothing() -> None:
+def test_a_snapshot_from_before_the_operation_proves_nothing() -> None:
     """The rank that was looked at first had not entered what others did later."""
     made = dumps.evidence({r: done(1, 50) for r in range(3)})
     early = dumps.evidence({2: done(1, 40)}, {WORLD: [0, 1, 2]}, taken_at=dumps.BEGUN_S + 40.2)

@@ -224,7 +224,15 @@ def test_a_stopped_process_that_took_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "{", "{}", '{"nccl_version": 1, "communicators": 7}']
+    "text",
+    [
+        "",
+        "hello",
+        "{",
+        "{}",
+        '{"nccl_version": 1, "communicators": 7}',
+        '{"nccl_version": 1, "communicators": [{"hash": "a", "size": 1e999, "ranks": []}]}',
+    ],
 )
 def test_an_answer_that_makes_no_sense(text: str) -> None:
     """One line, whatever it is."""

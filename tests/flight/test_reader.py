@@ -29,6 +29,15 @@ WORLD = dumps.WORLD
 MEMBERS = {WORLD: [0, 1, 2]}
 
 
+def test_where_no_process_starts_one_line_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps.write_pickles(tmp_path, hung(), "nccl_trace_rank_")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    with pytest.raises(UsageError, match=r"no process starts: No such file"):
+        analyze(tmp_path)
+
+
 def hung(version: str = "2.10") -> dict[int, dict[str, Any]]:
     """Three ranks, of which 1 did not enter operation 3."""
     made = {r: [entry(1), entry(2), entry(3, state="scheduled")] for r in (0, 2)}

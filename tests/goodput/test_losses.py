@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.goodput import Losses, losses, spans
+from ncclops.goodput import Losses, losses, restarts_within, spans
 from ncclops.goodput.losses import NEW_PROCESSES, PAUSE, REDONE, SEAT, UNFINISHED
 from ncclops.record.events import (
     Event,
@@ -105,3 +105,25 @@ def test_useful_and_lost_time_are_never_more_than_the_run(events: list[Event]) -
         assert found.useful >= 0
         assert all(seconds > 0 for seconds in found.lost.values())
         assert found.useful + sum(found.lost.values()) <= found.total * (1 + 1e-9) + 1e-6
+
+
+def test_a_restart_belongs_to_the_span_of_a_restart_that_it_ended_in() -> None:
+    """One pass over the events, however many restarts there are."""
+    restarts = [
+        RestartEvent(ts=ts, rank=0, iteration=n, phases_ms={"abort": 500.0})
+        for n, ts in enumerate((81.0, 81.2, 100.0))
+    ]
+    events: list[Event] = [
+        *TRAINING,
+        FaultEvent(ts=80, cause="it raised", rank=1),
+        *restarts,
+        StepEvent(ts=120, step=41, step_s=1.0),
+        VerdictEvent(ts=130, outcome="completed"),
+    ]
+    seen = spans(events)
+    found = restarts_within(seen, iter(events))
+    assert [seen[place].kind for place in found] == ["restart", "restart"]
+    assert sorted((seen[place].end, [e.ts for e in each]) for place, each in found.items()) == [
+        (81.2, [81.0, 81.2]),
+        (100.0, [100.0]),
+    ]

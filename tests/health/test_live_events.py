@@ -6,12 +6,13 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from ncclops.health.live import STEP_PACE, LiveWatch, WatchRules
+from ncclops.health.live import LiveWatch, WatchRules
 from ncclops.health.stalls import StallLimits
 from ncclops.health.stragglers import step_time_in
 from ncclops.receipts.observation import Kind, Observation, Where, observe_record
 from ncclops.record import receipt_records
 from ncclops.record.events import (
+    STEP_EVERY_S,
     CompileStallEvent,
     CompileWarmupEvent,
     Event,
@@ -85,7 +86,7 @@ def test_steps_are_reported_at_intervals_and_the_last_one_at_an_end() -> None:
     live = watch()
     assert reported_steps(live, 1, range(10), now=1.0) == [0]
     assert reported_steps(live, 0, range(10), now=2.0) == [], "reported already, of another rank"
-    pace = STEP_PACE.total_seconds()
+    pace = STEP_EVERY_S
     assert reported_steps(live, 0, range(10, 20), now=1.0 + pace) == [10]
     assert reported_steps(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
     assert live.flush() == [StepEvent(rank=0, step=19, step_s=0.0, ts=1.0 + pace)]

@@ -155,6 +155,13 @@ class TestProgress:
         run.at(10, step(1), StopRequestedEvent(reason="drain"))
         assert run.ruled(1000) == []
 
+    def test_workers_that_were_killed_after_a_failure_do_not_stop_the_run(self) -> None:
+        run = story()
+        killed = StopRequestedEvent(signal="SIGKILL", ranks=[1])
+        run.at(10, step(1), killed, RetryEvent(attempt=2), WorkerStartedEvent(rank=0))
+        run.at(60, step(2))
+        assert run.ruled(1000) == ["no-progress"]
+
     def test_a_hang_and_a_start_that_takes_too_long_are_told_at_once(self) -> None:
         (notice,) = story().at(5, HangEvent(culprits=[1, 2], cause="step counter stale"))
         assert notice.summary == "ranks 1, 2 hung: step counter stale"

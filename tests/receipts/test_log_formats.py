@@ -128,6 +128,25 @@ def test_what_a_profiles_form_takes_for_numbers_and_units_need_be_none() -> None
     assert scan.facts is not None
 
 
+@pytest.mark.parametrize("number", ["9" * 400, "nan", "inf", "1e999"])
+def test_a_number_that_no_computer_has_is_no_rate(number: str) -> None:
+    """A median with it, and the verdict, would hold what no reader of JSON takes."""
+    form = log_formats.parse_form(
+        {
+            "name": "own",
+            "pattern": [
+                {
+                    "kind": "step",
+                    "contains": ["iter"],
+                    "regex": r"iter (?P<step>\d+) (?P<tokens_per_s>\w+)",
+                }
+            ],
+        }
+    )
+    (seen,) = LogScan("log", forms=[form]).feed(f"iter 7 {number}\n")
+    assert (seen.step, seen.rate, seen.unit) == (7, None, None)
+
+
 def test_what_is_kept_of_ranks_that_lines_name_has_an_end() -> None:
     scan = LogScan("log", most_streams=5)
     for rank in range(5):

@@ -12,7 +12,7 @@ from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import (
     _AFTER_SCRIPT,
     Owner,
-    is_machinery,
+    is_framework,
     is_users,
     out_of_script,
     owner,
@@ -25,7 +25,7 @@ OURS = Path(ncclops.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("file", "machinery"),
+    ("file", "framework"),
     [
         (f"{TORCH}/nn/modules/module.py", True),
         ("/opt/lib/python3.12/selectors.py", True),
@@ -43,9 +43,9 @@ OURS = Path(ncclops.__file__).parent
         ("/home/user/ncclops/examples/train.py", False),
     ],
 )
-def test_whose_code_it_is(file: str, machinery: bool) -> None:
-    """Installed packages of others are not the machinery's, and not quite the user's."""
-    assert is_machinery(file) == machinery
+def test_whose_code_it_is(file: str, framework: bool) -> None:
+    """Installed packages of others are not the framework's, and not quite the user's."""
+    assert is_framework(file) == framework
 
 
 def test_the_users_own_frame_comes_before_a_packages() -> None:
@@ -60,7 +60,7 @@ def test_the_users_own_frame_comes_before_a_packages() -> None:
 
 def test_every_package_of_ours_is_ours_wherever_it_is_installed() -> None:
     for path in OURS.glob("*/*.py"):
-        assert owner(f"/somewhere/ncclops/{path.relative_to(OURS)}") is Owner.MACHINERY, path
+        assert owner(f"/somewhere/ncclops/{path.relative_to(OURS)}") is Owner.FRAMEWORK, path
 
 
 def test_an_installed_package_is_not_quite_the_users() -> None:

@@ -200,6 +200,11 @@ def test_a_job_is_as_far_as_its_last_rank(phases: Sequence[str], phase: str) -> 
     assert run_phase([rank(n, phase=each) for n, each in enumerate(phases)]) == phase
 
 
+@pytest.mark.parametrize(("step", "phase"), [(7, "training"), (None, "running")])
+def test_a_job_whose_ranks_have_all_ended_is_as_it_was(step: int | None, phase: str) -> None:
+    assert run_phase([rank(n, phase="ended", step=step) for n in range(2)]) == phase
+
+
 def step(seconds: float, **more: Any) -> ReceiptRecord:
     return StepRecord(ts=0.0, step=0, seconds=seconds, **more)
 

@@ -24,6 +24,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from ncclops.moments import LATEST_S
 from ncclops.traces.otlp import send
 from ncclops.traces.reading import read
 
@@ -242,7 +243,7 @@ def test_a_long_run_is_sent_in_parts_and_loses_no_event(
 
 
 def test_times_and_numbers_of_any_size_can_be_sent(collector: Collector, run_dir: Path) -> None:
-    far = event("fault", 253402300799.0, 2**62, cause="\x00\U0001f600", attempt=2**80)
+    far = event("fault", LATEST_S, 2**62, cause="\x00\U0001f600", attempt=2**80)
     write(run_dir, *EVENTS[:5], far)
     send(read(run_dir), collector.url)
     assert any(each.events for each in collector.next().spans)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ncclops.live_view.order import SLOW
 from ncclops.live_view.overview import PHASES
 from ncclops.live_view.words import duration, short
 from ncclops.rank_lists import ranks_named
-from ncclops.status.compare import WithoutStep, without_step
+from ncclops.status.compare import SLOW_RATIO, WithoutStep, without_step
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
 # As on the live screen, whose red is bold.
@@ -108,7 +107,7 @@ def _aligned(row: Sequence[Text], names: Sequence[str], widths: Sequence[int]) -
 
 
 def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
-    slow = rank.step_ratio is not None and rank.step_ratio > SLOW
+    slow = rank.step_ratio is not None and rank.step_ratio > SLOW_RATIO
     return [
         Text(str(rank.rank)),
         Text(rank.host),

@@ -109,14 +109,14 @@ def _torch_lines(report: FlightReport) -> list[str]:
 def _print_finding(console: Console, finding: FlightFinding) -> None:
     from rich.text import Text
 
-    from ncclops.flight.analysis_context import others_text
+    from ncclops.rank_lists import ranks_named
 
-    culprits = others_text(finding.culprits) if finding.culprits else "no single rank"
+    culprits = ranks_named(finding.culprits) if finding.culprits else "no single rank"
     console.print(
         Text(f"  {finding.kind}, culprit: {culprits}, confidence {finding.confidence:.2f}")
     )
     for side in finding.sides[:_SHOWN_SIDES]:
-        console.print(Text(f"  {side.role:8} {others_text(side.ranks)}: {side.doing}"))
+        console.print(Text(f"  {side.role:8} {ranks_named(side.ranks)}: {side.doing}"))
         for frame in side.frames[:_SHOWN_FRAMES]:
             console.print(Text(f"             {frame.file}:{frame.line} {frame.function}", "dim"))
     if len(finding.sides) > _SHOWN_SIDES:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclops.flight.finding_kinds import FindingKind
-from ncclops.rank_lists import rank_list
+from ncclops.rank_lists import ranks_named
 
 if TYPE_CHECKING:
     from ncclops.diagnose.recorder_findings import Recorded
@@ -56,7 +56,7 @@ _ENDED_ITSELF = (
     " printed"
 )
 _EXIT_CODE = re.compile(r"SystemExit: \d+")
-_PEER_EXIT = "peer-exit"  # the class of an exit code that nothing explains
+PEER_EXIT = "peer-exit"  # the class of an exit code that nothing explains
 # Of a run whose output shows no failure, as where the launcher was killed.
 OUTPUT_SHOWS_NOTHING = (
     "no output of the ranks shows why: look at the kernel's log of that node (dmesg -T has the OOM"
@@ -98,13 +98,13 @@ def on_incident(
     if record.cause == "returned-early":
         # What the others raised is that its connections were closed, and no cause.
         return (ENDED_EARLY.format(who=f"rank {record.first_faulty_rank}"),)
-    if _EXIT_CODE.fullmatch(record.exception or "") and (not found or found["class"] == _PEER_EXIT):
+    if _EXIT_CODE.fullmatch(record.exception or "") and (not found or found["class"] == PEER_EXIT):
         return (_ENDED_ITSELF.format(at=f" at {line}" if line else ""),)
     todo = []
     if recorded is not None:
         todo += steps(
             recorded.kind,
-            "rank" + "s" * (len(recorded.culprits) > 1) + f" {rank_list(recorded.culprits)}",
+            ranks_named(recorded.culprits),
             line,
             in_data_loader=recorded.in_data_loader,
         )

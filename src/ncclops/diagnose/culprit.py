@@ -16,6 +16,7 @@ from ncclops.record.incident_record import ELSEWHERE, IncidentRecord
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame
 from ncclops.stacks.parsing import traceback_frames
+from ncclops.whole_numbers import whole_number
 
 # The classifier's: what a rank shows that fails because of what another rank does, or does not do.
 _MISMATCH, _WAITED = "collective-mismatch", ("watchdog-timeout", "watchdog-compile")
@@ -24,7 +25,7 @@ _HANGS = ("soft-timeout", "completion-timeout", "hung")
 # What a rank says that has waited for others before a process group was made (worker.meeting).
 _ABSENT_AT_START = "absent-rank"
 _DID_NOT_COME = re.compile(
-    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d+)[^\n]{0,2000}?"
+    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d{1,9})\b[^\n]{0,2000}?"
     r" had not come to (?P<what>[^:\n]+)"
     r"(?:: rank (?P=rank) on (?P<host>[^\s;:]+)(?: is at (?P<place>[^;\n]+)|:? (?P<why>[^;\n]+))?)?"
 )
@@ -48,6 +49,11 @@ class Culprit:
     by_recorders: bool = False
     absent: bool = False
     waited: bool = False
+
+    @property
+    def who(self) -> str:
+        """The rank, and the host where that is known."""
+        return f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
 
 
 def is_hang(record: IncidentRecord) -> bool:
@@ -170,7 +176,7 @@ def who_did_not_come(
     if frame is None and missed["place"]:
         file, _, rest = missed["place"].rpartition(":")
         line, _, function = rest.partition(" in ")
-        frame = Frame(file, int(line) if line.isdecimal() else 0, function)
+        frame = Frame(file, whole_number(line) or 0, function)
     how = "the other ranks of a process group waited for it before the group was made"
     host = hosts.get(rank) or missed["host"]
     return Culprit(rank, host, frame, how, _callers(frame, frames))

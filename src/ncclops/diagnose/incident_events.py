@@ -21,6 +21,10 @@ from ncclops.record.events import (
 )
 from ncclops.record.incident_record import GroupRecord, IncidentRecord
 
+# By so many seconds the clocks of ranks and of agents, or of several nodes, may differ: what is on
+# record so soon before an incident may have come after it.
+CLOCKS_DIFFER_S = 1.0
+
 
 @dataclass(frozen=True)
 class DecisionTaken:
@@ -84,7 +88,7 @@ def decision_on(
 
     ``until`` is when the next fault was, in seconds since the epoch.
     """
-    at = incident.at - 1  # clocks of several nodes
+    at = incident.at - CLOCKS_DIFFER_S
     following = [event for event in events if event.ts >= at]
     for number, event in enumerate(following):
         if isinstance(event, EscalationEvent) and event.ts < until:

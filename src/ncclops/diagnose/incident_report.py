@@ -25,6 +25,7 @@ from ncclops.diagnose.culprit import (
     who_did_not_come,
 )
 from ncclops.diagnose.incident_events import (
+    CLOCKS_DIFFER_S,
     DecisionTaken,
     WorkerEnd,
     advice_on,
@@ -44,7 +45,6 @@ from ncclops.stacks.parsing import traceback_frames
 
 # What `flight analyze` reads.
 _ANALYSED = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO, snapshot_files.STACKS)
-_CLOCKS_S = 1.0  # of several nodes
 _MOST_CHARS = 300
 # An exception begins with its type; the text that a script ends itself with does not.
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
@@ -159,7 +159,7 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
             culprit, sentence = absent, _absence_sentence(absent, record)
     until = escalated.next_fault_at(parent, int(directory.name))
     ranks = {culprit.rank, *record.faulty_ranks, *record.ranks_lost}
-    broken = gpu_faults(events, ranks, record.at - _CLOCKS_S, until)
+    broken = gpu_faults(events, ranks, record.at - CLOCKS_DIFFER_S, until)
     # Whatever was raised is a consequence.
     sentence = "; ".join([*(f"rank {fault.rank}: {fault}" for fault in broken), sentence])
     steps = advice.on_incident(
@@ -234,7 +234,7 @@ def _sentence(
     recorded: Recorded | None,
     end: WorkerEnd | None,
 ) -> str:
-    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    who = culprit.who
     at = f" at {culprit.frame}" if culprit.frame is not None else ""
     if is_hang(record):
         ended = culprit.rank in record.ranks_lost
@@ -265,7 +265,7 @@ def _recorded_sentence(recorded: Recorded, culprit: Culprit) -> str:
 
 
 def _missing_sentence(culprit: Culprit, missed: re.Match[str], record: IncidentRecord) -> str:
-    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    who = culprit.who
     where = f": it was at {culprit.frame}" if culprit.frame is not None else ""
     if not where and missed["why"]:
         where = f": {missed['why']}"
@@ -274,7 +274,7 @@ def _missing_sentence(culprit: Culprit, missed: re.Match[str], record: IncidentR
 
 
 def _absence_sentence(culprit: Culprit, record: IncidentRecord) -> str:
-    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    who = culprit.who
     waiting = f"rank {record.first_faulty_rank}"
     if record.cause == ELSEWHERE:
         waiting = "a rank of another node"

@@ -36,8 +36,7 @@ def incident_lines(report: IncidentReport) -> Iterator[StyledLine]:
 def _facts(report: IncidentReport) -> list[tuple[str, str]]:
     culprit, record = report.culprit, report.record
     rows = [("when", f"{format_moment(record.at)}, in iteration {record.iteration}")]
-    host = f" on {culprit.host}" if culprit.host else ""
-    rows.append(("culprit", f"rank {culprit.rank}{host}: {culprit.how}"))
+    rows.append(("culprit", f"{culprit.who}: {culprit.how}"))
     if culprit.frame is not None:
         rows.append(("at", str(culprit.frame)))
     if culprit.callers:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ncclops.diagnose.places import Cluster, RankView, describe_operation
 from ncclops.diagnose.where import Look
-from ncclops.rank_lists import rank_list
+from ncclops.rank_lists import rank_list, ranks_named
 
 StyledLine = tuple[tuple[str, str], ...]
 
@@ -45,4 +45,4 @@ def _last_operations(views: Iterable[RankView]) -> list[str]:
                 view.rank
             )
     one = len(said) == 1
-    return [text if one else f"ranks {rank_list(ranks)}: {text}" for text, ranks in said.items()]
+    return [text if one else f"{ranks_named(ranks)}: {text}" for text, ranks in said.items()]

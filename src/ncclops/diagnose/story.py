@@ -17,7 +17,7 @@ import msgspec
 from ncclops.classify.model import BENIGN, EXITS, NO_FAILURE_SEEN
 from ncclops.classify.wording import signal_hint
 from ncclops.diagnose import advice, escalated, own_code
-from ncclops.diagnose.incident_events import advice_on
+from ncclops.diagnose.incident_events import CLOCKS_DIFFER_S, advice_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
 from ncclops.errors import NcclopsError
@@ -42,7 +42,6 @@ from ncclops.record.story_record import CodeLine, Story, TriedStep
 from ncclops.record.verdict_record import FirstFailure
 from ncclops.stacks.frame import Frame
 
-_PEER_EXIT = "peer-exit"
 # Classes of an output that does not show how the job failed.
 _SHOW_NOTHING = ("unknown", NO_FAILURE_SEEN, BENIGN)
 _RETURNED_EARLY = "returned-early"  # the cause of such an incident
@@ -51,9 +50,6 @@ _OUTPUT_LINES = 8
 _MOST_CHARS = 200
 # What we write into a rank's log ourselves, which the story says in its own words.
 _OUR_LINES = ("ncclops: ", "[rank ")
-# Restarts in place before this many seconds of an incident's time are those before it: the ranks'
-# clock and the agent's are one on a node, and close on several.
-_CLOCKS_S = 1.0
 
 
 def tell_attempt(
@@ -75,7 +71,7 @@ def tell_attempt(
         with suppress(NcclopsError, OSError):  # damaged, or not written to the end
             report = report_incident(run, None)
     if report is not None:
-        earlier = report.record.at < since - _CLOCKS_S
+        earlier = report.record.at < since - CLOCKS_DIFFER_S
         # Of a fault of all nodes, one has the record; the others have that their ranks left.
         left = escalated.is_leaving(report.record)
         if earlier or left or went_on(report, event_log.read(paths.events)):
@@ -124,7 +120,7 @@ def tell(
             proof=list(_proof(found, [told.what, *(line.text for line in told.code)])),
             next_steps=told.next_steps or list(found["remedy"]),
         )
-        if failure is not None and report is None and found["class"] == _PEER_EXIT:
+        if failure is not None and report is None and found["class"] == advice.PEER_EXIT:
             told = _of_who_ended_early(told, event_log.read(paths.events), node)
     log = None if told.rank is None else paths.rank(told.rank).stderr_log
     if log is not None and log.exists():
@@ -278,7 +274,7 @@ def _groups_after(events: Sequence[Event]) -> dict[int, str]:
 
 def went_on(report: IncidentReport, events: Sequence[Event]) -> bool:
     """Whether the job was started again, in place or in new processes, after the incident."""
-    after = report.record.at - _CLOCKS_S
+    after = report.record.at - CLOCKS_DIFFER_S
     # Where ranks left in a later incident, the restart in place after this one did not help.
     again = RetryEvent if report.left_in is not None else (RestartEvent, RetryEvent)
     return any(isinstance(each, again) and each.ts > after for each in events)

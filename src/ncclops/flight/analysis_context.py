@@ -10,7 +10,6 @@ from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.groups import Group
 from ncclops.flight.model import SOME_COLLECTIVE, Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
-from ncclops.rank_lists import ranks_named
 from ncclops.stacks.frame import Frame
 
 
@@ -97,8 +96,3 @@ def waiting_side(context: AnalysisContext, op: Op, ranks: list[int], role: str =
     name = str(call) if call is not None else context.op_name(op, ranks)
     frames = frames_at(context.evidence, group, first, op.seq)
     return Side(role, tuple(ranks), f"in {name}, #{op.seq} of group {group}", call, frames)
-
-
-def others_text(ranks: tuple[int, ...]) -> str:
-    """``rank 3`` or ``ranks 0-2``."""
-    return ranks_named(ranks)

@@ -7,7 +7,7 @@ import marshal
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ncclops.flight.decode import Unreadable
+from ncclops.flight.decode import Unreadable, brief
 from ncclops.flight.model import P2P, Call, GroupName, OperationState, RankRecord, Track
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frames
@@ -254,10 +254,3 @@ def text(value: Any) -> str:
     if not isinstance(value, str | int | float):
         raise TypeError(f"{type(value).__name__} where text was expected")
     return str(value)[:_SHOWN_CHARS]
-
-
-def brief(error: Exception) -> str:
-    """An error in half a line."""
-    if isinstance(error, KeyError):
-        return f"no {error.args[0]!r:.60}"
-    return (str(error) or type(error).__name__).splitlines()[0][:120]

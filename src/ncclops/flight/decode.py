@@ -87,8 +87,11 @@ def _unpickle(data: bytes) -> Any:
     except RecursionError:
         raise Unreadable("a pickle nested deeper than any dump") from None
     except Exception as error:  # noqa: BLE001 - damaged pickles raise whatever they run into
-        raise Unreadable(f"a pickle that is cut short or damaged ({_brief(error)})") from None
+        raise Unreadable(f"a pickle that is cut short or damaged ({brief(error)})") from None
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """An error in half a line."""
+    if isinstance(error, KeyError):
+        return f"no {error.args[0]!r:.60}"
     return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -18,10 +18,10 @@ from ncclops.flight.model import (
     RankEvidence,
     RankRecord,
     Track,
+    is_default_group,
 )
 from ncclops.rank_lists import rank_list
 
-_DEFAULT_DESC = "default_pg"
 _SIZE_FROM = 64
 _MOST_RANKS = 1 << 20
 
@@ -112,7 +112,7 @@ def _world(evidence: FlightEvidence) -> tuple[int, ...]:
 def _stated_size(record: RankRecord) -> int:
     """How many ranks the job has, from what an all_gather in the default group collects."""
     for name, track in record.tracks.items():
-        if not _is_default(name):
+        if not is_default_group(name.name, name.desc):
             continue
         for index in dict.fromkeys(track.calls[-_SIZE_FROM:]):
             call = record.calls[index]
@@ -121,10 +121,6 @@ def _stated_size(record: RankRecord) -> int:
                 if taken[1:] == given and 1 < taken[0] < _MOST_RANKS:
                     return taken[0]
     return 0
-
-
-def _is_default(name: GroupName) -> bool:
-    return name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
 
 
 def _stated_members(
@@ -157,7 +153,8 @@ def _with_inferred(
             if (home := of_name.get(rank)) is not None:
                 home.tracks[rank] = group.tracks.pop(rank, track)
         if group.tracks:
-            group.members = world if _is_default(name) else tuple(sorted(group.tracks))
+            is_default = is_default_group(name.name, name.desc)
+            group.members = world if is_default else tuple(sorted(group.tracks))
             known.append(group)
     return known
 

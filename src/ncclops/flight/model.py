@@ -59,6 +59,10 @@ class Call:
         }
 
 
+# The description of a group that was given none.
+_NO_WORD = ("", "undefined")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupName:
     """What a rank calls a process group. The same group has the same name on all its ranks,
@@ -69,7 +73,12 @@ class GroupName:
     desc: str
 
     def __str__(self) -> str:
-        return self.desc if self.desc not in ("", "undefined") else self.name or "?"
+        return self.desc if self.desc not in _NO_WORD else self.name or "?"
+
+
+def is_default_group(name: str, desc: str) -> bool:
+    """Whether torch calls the group of all ranks so; older releases describe it by no word."""
+    return desc == "default_pg" or (name == "0" and desc in _NO_WORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +119,6 @@ class Track:
     def last(self) -> int:
         """The sequence number enqueued last."""
         return self.seqs[-1] if self.seqs else 0
-
-    @property
-    def first(self) -> int:
-        return self.seqs[0] if self.seqs else 0
 
     def index(self, seq: int) -> int | None:
         """Where ``seq`` is in the columns; None if it was not recorded or is no longer."""

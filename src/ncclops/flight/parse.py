@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ncclops.flight.columns import Columns, brief, text
-from ncclops.flight.decode import NotADump, Unreadable, decode
+from ncclops.flight.columns import Columns, text
+from ncclops.flight.decode import NotADump, Unreadable, brief, decode
 from ncclops.flight.model import RankRecord
 
 _MOST_ENTRIES = 2_000_000

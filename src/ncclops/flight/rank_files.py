@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclops.flight.model import SOME_WAIT, FlightEvidence, GroupState, RankEvidence, RankPlace
+from ncclops.flight.model import (
+    SOME_WAIT,
+    FlightEvidence,
+    GroupState,
+    RankEvidence,
+    RankPlace,
+    is_default_group,
+)
 from ncclops.flight.rank_place import place_in
 from ncclops.record import documents, snapshot_files
 from ncclops.record.paths import INCIDENT, RunPaths
@@ -108,7 +115,7 @@ def renumber(evidence: FlightEvidence) -> None:
             group.ranks
             for rank in evidence.ranks.values()
             for group in rank.groups
-            if group.desc == "default_pg" or group.name == "0"
+            if is_default_group(group.name, group.desc)
         ),
         (),
     )

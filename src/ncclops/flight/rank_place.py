@@ -24,7 +24,7 @@ _ABOUT = (
     (re.compile(r"(?:/lib/python3[^/]*/|^)subprocess\.py"), "a subprocess"),
     (re.compile(r"(?:/lib/python3[^/]*/|^)threading\.py"), "a lock or another thread"),
 )
-# Functions of distributed_c10d.py in which a rank waits for others. Wrappers stand in c10d_logger.
+# Functions of distributed_c10d.py in which no rank waits for others.
 _NOT_COLLECTIVE = {
     "wrapper", "_get_default_group", "destroy_process_group", "<module>",
 }  # fmt: skip

@@ -97,7 +97,14 @@ def read(text: str) -> View:
         loaded = json.loads(text)
         found = loaded["communicators"]
         return View(str(loaded["nccl_version"]), tuple(_communicator(comm) for comm in found))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise RasError(f"its JSON is not as documented ({type(error).__name__}: {error})") from None
 
 

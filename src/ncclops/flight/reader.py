@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from ncclops.exhausted import reason
 from ncclops.flight.model import RankRecord
 from ncclops.flight.reader_process import ANSWER
 
@@ -104,13 +105,16 @@ class _Child:
     """One reading process."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ncclops.flight.reader_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ncclops.flight.reader_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise _Lost(f"could not be read: no process starts: {reason(error)}") from None
 
     def read(self, path: Path, rank: int | None, limit: timedelta) -> Result:
         stdin = self._process.stdin

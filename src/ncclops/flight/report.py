@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight import ras, torch_opinion
-from ncclops.flight.analysis_context import FlightFinding, Side, others_text
+from ncclops.flight.analysis_context import FlightFinding, Side
 from ncclops.flight.disagreements import CallComparison
 from ncclops.flight.findings import find
 from ncclops.flight.groups import Group, add_possible_members, align
@@ -16,6 +16,7 @@ from ncclops.flight.model import FlightEvidence
 from ncclops.flight.sentences import sentence
 from ncclops.flight.sources import gather
 from ncclops.flight.waits import Waits, find_waits
+from ncclops.rank_lists import ranks_named
 
 SCHEMA = "ncclops.flight/1"
 
@@ -207,11 +208,11 @@ def _notes(evidence: FlightEvidence, groups: list[Group]) -> list[str]:
     records = [about for about in evidence.ranks.values() if about.record is not None]
     absent = {rank for group in groups for rank in group.members} - {r.rank for r in records}
     if absent:
-        notes.append(f"no dump of {others_text(tuple(sorted(absent)))}")
+        notes.append(f"no dump of {ranks_named(sorted(absent))}")
     empty = [about.rank for about in records if about.record and not about.record.entries]
     if empty:
         notes.append(
-            f"the dump of {others_text(tuple(empty))} is empty: torch 2.7 to 2.10 record nothing "
+            f"the dump of {ranks_named(empty)} is empty: torch 2.7 to 2.10 record nothing "
             "unless TORCH_FR_BUFFER_SIZE (in 2.7 TORCH_NCCL_TRACE_BUFFER_SIZE) is set"
         )
     inferred = [str(group.name) for group in groups if not group.members_known]

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ncclops.flight.absences import doing
-from ncclops.flight.analysis_context import FlightFinding, others_text
+from ncclops.flight.analysis_context import FlightFinding
 from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.model import FlightEvidence
+from ncclops.rank_lists import ranks_named
 from ncclops.stacks.frame import Frame
 
 _SHOWN_PLACES = 4
@@ -22,12 +23,12 @@ def sentence(evidence: FlightEvidence, finding: FlightFinding) -> str:
     if finding.kind == FindingKind.NEVER_ARRIVED or (
         finding.kind == FindingKind.OP_MISMATCH and not called
     ):
-        return f"{others_text(finding.culprits)} never entered {_what(finding)}: " + _where(
+        return f"{ranks_named(finding.culprits)} never entered {_what(finding)}: " + _where(
             evidence, finding
         )
     if not called and finding.kind.is_mismatch and finding.kind != FindingKind.ROOT_MISMATCH:
         return (
-            f"{others_text(finding.culprits)} asked for another shape or type in {_what(finding)}: "
+            f"{ranks_named(finding.culprits)} asked for another shape or type in {_what(finding)}: "
             + (_where(evidence, finding))
         )
     return _TELL.get(finding.kind, _mismatch)(finding)
@@ -50,8 +51,7 @@ def _where(evidence: FlightEvidence, finding: FlightFinding) -> str:
     if len(by_place) == 1:
         return doing(evidence, finding.culprits[0], several=len(finding.culprits) > 1)
     parts = [
-        f"{others_text(tuple(ranks))}: {words}"
-        for words, ranks in list(by_place.items())[:_SHOWN_PLACES]
+        f"{ranks_named(ranks)}: {words}" for words, ranks in list(by_place.items())[:_SHOWN_PLACES]
     ]
     more = len(by_place) - _SHOWN_PLACES
     return "; ".join(parts) + (f"; and {more} more places" if more > 0 else "")
@@ -62,18 +62,18 @@ def _died(evidence: FlightEvidence, finding: FlightFinding) -> str:
     known = [about for rank in finding.culprits if (about := evidence.ranks.get(rank)) is not None]
     sure = bool(known) and all(about.ended for about in known)
     verb = "died" if sure else ("is missing" if len(finding.culprits) == 1 else "are missing")
-    said = f"{others_text(finding.culprits)} {verb} ({_where(evidence, finding)})"
+    said = f"{ranks_named(finding.culprits)} {verb} ({_where(evidence, finding)})"
     if not waiting or finding.op is None:
         return said
-    return f"{said}; {others_text(tuple(waiting))} had entered {_what(finding)}"
+    return f"{said}; {ranks_named(waiting)} had entered {_what(finding)}"
 
 
 def _mismatch(finding: FlightFinding) -> str:
     usual, *odd = finding.sides
-    parts = [f"{others_text(s.ranks)} called {s.call}{_at(s.frame)}" for s in odd[:_SHOWN_PLACES]]
+    parts = [f"{ranks_named(s.ranks)} called {s.call}{_at(s.frame)}" for s in odd[:_SHOWN_PLACES]]
     return (
         f"{' and '.join(parts)} as #{finding.seq} of group {finding.group}, "
-        f"where {others_text(usual.ranks)} called {usual.call}{_at(usual.frame)}"
+        f"where {ranks_named(usual.ranks)} called {usual.call}{_at(usual.frame)}"
         + ("" if finding.hung else "; the job went on after it")
     )
 
@@ -86,29 +86,29 @@ def _deadlock(finding: FlightFinding) -> str:
         for rank, after in pairwise(way[: _SHOWN_PLACES + 1])
     ]
     everyone = tuple(sorted(side_of))
-    return f"{others_text(everyone)} wait for each other in a circle: {'; '.join(parts)}"
+    return f"{ranks_named(everyone)} wait for each other in a circle: {'; '.join(parts)}"
 
 
 def _stalled(finding: FlightFinding) -> str:
     first, *left = finding.sides
     if finding.group is None:
-        return f"{others_text(first.ranks)} do not get out of {finding.op}{_at(first.frame)}"
+        return f"{ranks_named(first.ranks)} do not get out of {finding.op}{_at(first.frame)}"
     if left:
         return (
-            f"{others_text(first.ranks)} entered {_what(finding)} and did not get out of it, "
-            f"unlike {others_text(left[0].ranks)}: the transfer stalls{_at(first.frame)}"
+            f"{ranks_named(first.ranks)} entered {_what(finding)} and did not get out of it, "
+            f"unlike {ranks_named(left[0].ranks)}: the transfer stalls{_at(first.frame)}"
         )
     said = f"all ranks entered {_what(finding)}, alike, and it does not end: the transfer stalls"
     if finding.culprits:
-        said += f"; {others_text(finding.culprits)} did not start it on the device"
+        said += f"; {ranks_named(finding.culprits)} did not start it on the device"
     return said + _at(first.frame)
 
 
 def _root(finding: FlightFinding) -> str:
     first, *rest = finding.sides
-    left = f", which {others_text(rest[0].ranks)} left" if rest else ""
+    left = f", which {ranks_named(rest[0].ranks)} left" if rest else ""
     return (
-        f"{others_text(first.ranks)} did not get out of {_what(finding)}{left}: ranks disagree "
+        f"{ranks_named(first.ranks)} did not get out of {_what(finding)}{left}: ranks disagree "
         f"about the root, most likely{_at(first.frame)}"
     )
 
@@ -117,8 +117,8 @@ def _extra(finding: FlightFinding) -> str:
     first = finding.sides[0]
     absent = tuple(rank for side in finding.sides[1:] for rank in side.ranks)
     return (
-        f"only {others_text(first.ranks)} entered {_what(finding)}{_at(first.frame)}: "
-        f"{others_text(absent)} had finished"
+        f"only {ranks_named(first.ranks)} entered {_what(finding)}{_at(first.frame)}: "
+        f"{ranks_named(absent)} had finished"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ncclops.errors import UsageError
@@ -20,7 +21,7 @@ from ncclops.record.paths import RunPaths
 from ncclops.record.regular_file import open_regular
 from ncclops.record.tree import walk
 
-_PICTURES = ("incidents", "where")
+_SNAPSHOTS = ("incidents", "where")
 _RANK_DIR = re.compile(r"^rank[_-]?(\d+)$")
 _RANK_IN_NAME = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
@@ -49,21 +50,21 @@ def gather(path: Path) -> FlightEvidence:
         raise UsageError(f"there is no {path}: name a run, an incident, or a folder of dumps")
     if path.is_file():
         return _dumps_only(path, [path])
-    snapshots, note = _pictures_in(path)
-    evidence = _from_pictures(snapshots) if snapshots is not None else _from_folder(path)
+    snapshots, note = _snapshots_in(path)
+    evidence = _from_snapshots(snapshots) if snapshots is not None else _from_folder(path)
     if note:
         evidence.notes.append(note)
     return evidence
 
 
-def _pictures_in(path: Path) -> tuple[Path | None, str]:
+def _snapshots_in(path: Path) -> tuple[Path | None, str]:
     """The incident to read: ``path`` itself, or one of a run; None for other folders.
 
     Of a run the newest with a dump: the last incident of a job that is given up is its leaving.
     """
     if any(_rank_dirs(path)):
         return path, ""
-    for kind in _PICTURES:
+    for kind in _SNAPSHOTS:
         numbered = sorted(_subdirectories(path / kind), key=_number)
         snapshots = [entry for entry in numbered if any(_rank_dirs(entry))]
         with_dumps = [entry for entry in snapshots if any(entry.glob("rank*/flight*.json"))]
@@ -93,7 +94,7 @@ def _rank_dirs(path: Path) -> Iterator[tuple[int, Path]]:
             yield int(found.group(1)), entry
 
 
-def _from_pictures(directory: Path) -> FlightEvidence:
+def _from_snapshots(directory: Path) -> FlightEvidence:
     evidence = FlightEvidence(str(directory), lists_all=True)
     dumps: list[tuple[Path, int | None]] = []
     for rank, folder in sorted(_rank_dirs(directory)):
@@ -103,7 +104,7 @@ def _from_pictures(directory: Path) -> FlightEvidence:
     for result in read_files(dumps):
         _take(evidence, result)
     rank_files.renumber(evidence)
-    if directory.parent.name in _PICTURES:
+    if directory.parent.name in _SNAPSHOTS:
         rank_files.read_last_words(evidence, directory.parent.parent)
     if not any(_says_something(rank) for rank in evidence.ranks.values()):
         raise _nothing_readable(directory, evidence)
@@ -193,7 +194,8 @@ def _take(evidence: FlightEvidence, result: Result, *, explicit: bool = False) -
                 about.missing = about.missing or f"its dump cannot be read ({result.reason})"
         return
     if record.taken_at is None:
-        record.taken_at = result.path.stat().st_mtime
+        with suppress(OSError):  # gone since it was read
+            record.taken_at = result.path.stat().st_mtime
     ours = evidence.rank(record.rank)
     ours.record = record if ours.record is None else _merged(ours.record, record, evidence)
 

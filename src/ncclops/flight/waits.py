@@ -56,7 +56,6 @@ class Waits:
 
     heads: dict[int, Op] = field(default_factory=dict)
     edges: dict[int, set[int]] = field(default_factory=dict)
-    unsure: set[tuple[int, int]] = field(default_factory=set)
     late: dict[int, float] = field(default_factory=dict)
 
 
@@ -177,7 +176,6 @@ def _waited_for(
         if last is None:
             if not _may_be_inside(evidence, group, member, rank, op.seq):
                 found.add(member)
-                waits.unsure.add((rank, member))
         elif last < op.seq:
             late = _late_s(evidence, group, member, op.seq)
             if late > IN_FLIGHT_S or evidence.faults or member in waits.heads:

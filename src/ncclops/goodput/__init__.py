@@ -1,6 +1,6 @@
 """What a run spent its time on, computed from its events."""
 
-from ncclops.goodput.losses import Losses, losses
+from ncclops.goodput.losses import Losses, losses, restarts_within
 from ncclops.goodput.measure import Goodput, describe, measure
 from ncclops.goodput.spans import KINDS, Span, SpanKind, SpansSoFar, spans
 
@@ -14,5 +14,6 @@ __all__ = [
     "describe",
     "losses",
     "measure",
+    "restarts_within",
     "spans",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
     begins = trained
     while begins and spans[begins - 1].kind in _STARTING:
         begins -= 1
+    ends = sorted(event.ts for event in events if isinstance(event, StepEvent))
+    restarts = restarts_within(spans, events)
     useful, lost = 0.0, dict[str, float]()
 
     def lose(cause: str, seconds: float) -> None:
@@ -57,7 +60,7 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
     for number, span in enumerate(spans):
         followed = number + 1 < len(spans) and spans[number + 1].kind in _PAUSES
         if span.kind in TRAINING:
-            last = _last_step(events, span) if followed else span.end
+            last = _last_step(ends, span) if followed else span.end
             lose(UNFINISHED, span.end - last)
             if span.kind == "redone":
                 lose(REDONE, last - span.start)
@@ -66,7 +69,7 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
         elif span.kind == "unmeasured" and number and spans[number - 1].kind in TRAINING:
             lose(UNFINISHED, span.seconds)
         elif span.kind == "restart":
-            phases = _phases(events, span)
+            phases = _phases(restarts.get(number, ()), span)
             for cause, seconds in phases.items():
                 lose(cause, seconds)
             lose(NEW_PROCESSES, span.seconds - sum(phases.values()))
@@ -77,22 +80,37 @@ def losses(spans: Sequence[Span], events: Iterable[Event]) -> Losses | None:
     return Losses(useful, lost, sum(span.seconds for span in spans))
 
 
-def _last_step(events: Sequence[Event], span: Span) -> float:
-    """When the last step of ``span`` ended, as far as is recorded; its end, if nothing is."""
-    ends = (event.ts for event in events if isinstance(event, StepEvent))
-    return max((ts for ts in ends if span.start <= ts <= span.end), default=span.end)
+def restarts_within(
+    spans: Sequence[Span], events: Iterable[Event]
+) -> Mapping[int, Sequence[RestartEvent]]:
+    """The restarts in place that ended within the restarts among ``spans``, by their places."""
+    starts = [span.start for span in spans]
+    found: dict[int, list[RestartEvent]] = {}
+    for event in events:
+        if not isinstance(event, RestartEvent):
+            continue
+        # One that ends where another span begins belongs to the span before.
+        place = bisect_left(starts, event.ts) - 1
+        if place >= 0 and spans[place].kind == "restart" and event.ts <= spans[place].end:
+            found.setdefault(place, []).append(event)
+    return found
 
 
-def _phases(events: Sequence[Event], span: Span) -> dict[str, float]:
-    """Seconds of each phase of the restarts in place that ended within ``span``.
+def _last_step(ends: Sequence[float], span: Span) -> float:
+    """When the last step of ``span`` ended, by the ``ends`` that are recorded; else its end."""
+    before = bisect_right(ends, span.end)
+    return ends[before - 1] if before and ends[before - 1] >= span.start else span.end
+
+
+def _phases(restarts: Iterable[RestartEvent], span: Span) -> dict[str, float]:
+    """Seconds of each phase of ``restarts``, which ended within ``span``.
 
     No more than the span has: where two restarts follow each other, it may be shorter.
     """
     found: dict[str, float] = {}
-    for event in events:
-        if isinstance(event, RestartEvent) and span.start < event.ts <= span.end:
-            for name, ms in event.phases_ms.items():
-                cause = SEAT if name == "grow" else f"restart in place: {name}"
-                found[cause] = found.get(cause, 0.0) + ms / 1000
+    for event in restarts:
+        for name, ms in event.phases_ms.items():
+            cause = SEAT if name == "grow" else f"restart in place: {name}"
+            found[cause] = found.get(cause, 0.0) + ms / 1000
     excess = sum(found.values()) / span.seconds
     return {cause: each / max(1.0, excess) for cause, each in found.items()}

@@ -22,6 +22,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ncclops.record.events import (
+    STEP_EVERY_S,
     STORE_LOST,
     BootstrappedEvent,
     CompileWarmupEvent,
@@ -37,6 +38,7 @@ from ncclops.record.events import (
     WorkerExitedEvent,
     WorkerStartedEvent,
 )
+from ncclops.record.progress import UNUSUAL_STEPS
 
 SpanKind = Literal[
     "start-up", "compile", "steps", "redone", "restart", "cool-down", "unmeasured", "end"
@@ -44,9 +46,8 @@ SpanKind = Literal[
 _OPENING = (RunStartedEvent, WorkerStartedEvent)
 KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 TRAINING: tuple[SpanKind, ...] = ("steps", "redone")
-# So many usual steps, and so many of the times between two recorded ones, may a step last until it
-# is no longer taken to be under way; and steps are recorded every ten seconds at most.
-_SILENT_STEPS, _SILENT_RECORDS, _RECORDED_EVERY_S = 10.0, 2.0, 10.0
+# So many of the times between two recorded steps may pass until none is taken to be under way.
+_UNUSUAL_RECORDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,8 @@ class _Timeline:
     def look(self, ts: float) -> None:
         """The run is looked at here: a step that lasts unusually long has yet to end."""
         if self._exited is None and self._last_step is not None:
-            between = max(self._between_s, _RECORDED_EVERY_S)
-            longest = max(_SILENT_STEPS * self._step_s, _SILENT_RECORDS * between)
+            between = max(self._between_s, STEP_EVERY_S)
+            longest = max(UNUSUAL_STEPS * self._step_s, _UNUSUAL_RECORDS * between)
             if ts - self._last_step[1] > longest:
                 self._stood_still()
         self.close(ts)

@@ -36,6 +36,7 @@ from typing import Literal
 from ncclops.durations import format_duration
 from ncclops.health.evidence import WARMUP_PHASE, Kind, Sample
 from ncclops.rank_lists import ranks_named
+from ncclops.record.progress import UNUSUAL_STEPS
 
 _INDEPENDENT_KINDS_NEEDED = 2
 _MOVE_WITH_STEPS = {Kind.STEP, Kind.COLLECTIVE, Kind.GPU}
@@ -57,7 +58,7 @@ class HangLimits:
     quiet: timedelta = timedelta(minutes=30)
     moving: timedelta = timedelta(minutes=30)
     compile: timedelta = timedelta(minutes=90)
-    slow_steps: float = 10.0
+    slow_steps: float = UNUSUAL_STEPS
 
     def at_most(self, longest: timedelta) -> HangLimits:
         """With no window of a rank that has warmed up longer than ``longest``, but ``moving``."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 
 from msgspec.structs import replace
 
@@ -25,11 +24,15 @@ from ncclops.health.paces import PaceWatch, RankPace
 from ncclops.health.stalls import StallLimits, StallWatch
 from ncclops.health.stragglers import THRESHOLD, RankStepTime, Straggler, StragglerWatch
 from ncclops.receipts.observation import Observation, Where
-from ncclops.record.events import CompileWarmupEvent, Event, StepEvent, StragglerEvent
+from ncclops.record.events import (
+    STEP_EVERY_S,
+    CompileWarmupEvent,
+    Event,
+    StepEvent,
+    StragglerEvent,
+)
 from ncclops.record.progress import WARM_AFTER_STEPS
 
-# A run of weeks has millions of steps. All of them are in the ranks' receipts.
-STEP_PACE = timedelta(seconds=10)
 # A straggler is one over tens of steps: looking after each would find nothing more.
 _COMPARE_EVERY_STEPS = 10
 
@@ -215,7 +218,7 @@ class _Pace:
         if self._last is not None and shown.step <= self._last.step:
             return []
         self._last = shown
-        if self._recorded is None or shown.ts - self._recorded[1] >= STEP_PACE.total_seconds():
+        if self._recorded is None or shown.ts - self._recorded[1] >= STEP_EVERY_S:
             return self.flush()
         return []
 

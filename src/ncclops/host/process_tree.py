@@ -1,6 +1,6 @@
 """Ends whole process trees, and makes sure that nothing escapes from one.
 
-It relies on this process being a *subreaper* (``_prctl``): every orphaned descendant is adopted,
+It relies on this process being a *subreaper* (``host.prctl``): each orphaned descendant is adopted,
 also one that called ``setsid`` or forked twice, so the tree can be walked until it is empty.
 """
 

@@ -61,7 +61,7 @@ def read_stat(path: Path) -> Stat | None:
 
 def is_in_foreground(pid: int) -> bool:
     """Whether ``pid`` has a terminal that its shell has given to it, and not to another command."""
-    fields = (_read(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     # Of proc(5): the process group, and that in the foreground of the terminal (-1: no terminal).
     return len(fields) > 5 and fields[2] == fields[5]
 
@@ -75,7 +75,7 @@ def is_same_process(pid: int, started_ticks: int) -> bool:
 def children(pid: int) -> list[int]:
     """The processes that the main thread of ``pid`` has started; none where that is not seen."""
     listed = _read(Path(f"/proc/{pid}/task/{pid}/children"))
-    return [int(child) for child in (listed or "").split()]
+    return [int(child) for child in listed.split()]
 
 
 def boot_id() -> str:
@@ -162,6 +162,7 @@ def signal_sets(pid: int, tid: int) -> tuple[int, int, int]:
 
 
 def _read(path: Path) -> str:
+    """The text; empty where there is none."""
     try:
         return path.read_text(errors="replace")
     except OSError:  # gone, or not ours to see

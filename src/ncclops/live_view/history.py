@@ -186,10 +186,10 @@ def _of_the_run(event: Event) -> tuple[str, Style]:
             by = f" by {event.by}" if event.by else ""
             why = f": {event.reason}" if event.reason else ""
             return f"{event.action} was requested{by}{why}", "cyan"
-        case StopRequestedEvent(signal="SIGKILL"):
-            return f"killed {ranks_named(event.ranks or [])}", "yellow"
-        case StopRequestedEvent():
+        case StopRequestedEvent(asks_the_run=True):
             return f"asked to stop: {event.reason or event.signal or ''}", "cyan"
+        case StopRequestedEvent():
+            return f"killed {ranks_named(event.ranks or [])}", "yellow"
         case StopAgreedEvent() if event.step is not None:
             return f"all ranks end after step {event.step}", ""
         case StopForcedEvent():

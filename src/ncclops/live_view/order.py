@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 
-from ncclops.status.compare import is_silent
+from ncclops.status.compare import SLOW_RATIO, is_silent
 from ncclops.status.model import RankStatus, RunStatus
-
-# A share of the median step time above which a rank is shown as slow.
-SLOW = 1.05
 
 
 class Concern(IntEnum):
@@ -29,7 +26,7 @@ def concern(rank: RankStatus, status: RunStatus, stragglers: Collection[int]) ->
         return Concern.NONE
     if is_silent(rank, status):
         return Concern.SILENT
-    if rank.rank in stragglers or (rank.step_ratio is not None and rank.step_ratio > SLOW):
+    if rank.rank in stragglers or (rank.step_ratio is not None and rank.step_ratio > SLOW_RATIO):
         return Concern.SLOW
     return Concern.NONE
 

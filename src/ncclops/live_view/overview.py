@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from ncclops.live_view.lines import Line, Style, line
-from ncclops.live_view.order import SLOW, Concern
+from ncclops.live_view.order import Concern
 from ncclops.live_view.words import age, count, duration, short
 from ncclops.rank_lists import rank_list
+from ncclops.status.compare import SLOW_RATIO
 from ncclops.status.model import RankStatus, RunStatus
 
 PHASES: Mapping[str, Style] = {
@@ -203,7 +204,7 @@ def _ratio(rank: RankStatus) -> Cell:
     if rank.step_ratio is None:
         return "-", ""
     text = f"{rank.step_ratio:.2f}" if rank.step_ratio < 100 else ">99"
-    return text, "yellow" if rank.step_ratio > SLOW else ""
+    return text, "yellow" if rank.step_ratio > SLOW_RATIO else ""
 
 
 def _age(rank: RankStatus, concern: Concern) -> Cell:

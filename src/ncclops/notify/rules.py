@@ -168,7 +168,7 @@ class Rules:
                     yield self._suspect(lost, f"node {lost} was lost: {event.why or 'no reason'}")
             case ClassifiedEvent():
                 self._class = event.class_
-            case StopRequestedEvent():
+            case StopRequestedEvent(asks_the_run=True):
                 self._stopping = True
             case VerdictEvent():
                 yield from self._ended(event)

@@ -15,6 +15,7 @@ called ``…_too`` the second time.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -224,6 +225,7 @@ def _number(text: str) -> float:
     factor = _THOUSANDS.get(text[-1:], 1.0)
     digits = (text[:-1] if text[-1:] in _THOUSANDS else text).replace(",", "")
     try:
-        return float(digits) * factor
+        number = float(digits) * factor
     except ValueError:
         return 0.0
+    return number if math.isfinite(number) else 0.0

@@ -27,7 +27,8 @@ _OFTEN_S, _SELDOM_S, _OFTEN_RECORDS = 0.5, 5.0, 30
 # The standard error of a median is this times the quartiles' distance over the root of the number.
 _MEDIAN_ERROR = 0.93
 
-_RANK: dict[UnitKind, int] = {"stretch": 0, "update": 1, "step": 2}
+# What is a better unit than what: a step says more of the script than a stretch of time.
+_PRECEDENCE: dict[UnitKind, int] = {"stretch": 0, "update": 1, "step": 2}
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Pace:
 
     def ends(self, kind: UnitKind, now_ns: int) -> bool:
         """Whether a unit ends now, where a step, an update or a collective does."""
-        if _RANK[kind] < _RANK[self._kind]:
+        if _PRECEDENCE[kind] < _PRECEDENCE[self._kind]:
             return False  # the script has better ones
-        if _RANK[kind] > _RANK[self._kind]:
+        if _PRECEDENCE[kind] > _PRECEDENCE[self._kind]:
             self._kind, self._seen, self._fresh = kind, 0, 0
             self._units.clear()
         return self._began_ns is None or now_ns - self._began_ns >= _SHORTEST_NS[kind]

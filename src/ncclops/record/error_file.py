@@ -9,13 +9,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclops.moments import LATEST_S
 from ncclops.plain_text import plain_line
 from ncclops.record.regular_file import read_regular
 
 # A traceback with long values in it; a larger file is no traceback.
 _MOST_BYTES = 1 << 20
 _MOST_CHARS = 1000
-_LATEST = 253370764800.0  # the beginning of the year 9999: what can be shown as a date anywhere
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ def _time(value: object) -> float | None:
         seconds = float(value) if isinstance(value, str | int | float) else 0.0
     except (ValueError, OverflowError):
         return None
-    return seconds if 0 < seconds <= _LATEST else None
+    return seconds if 0 < seconds <= LATEST_S else None

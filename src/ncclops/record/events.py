@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
+from ncclops.moments import LATEST_S
 from ncclops.record.event_values import (
     EnvChange,
     EvidenceLine,
@@ -29,7 +30,6 @@ NODE_LOST, STORE_LOST = "node-lost", "store-lost"
 RANK_LOST = "lost"
 # The time of an event that is not written yet: it gets that of the writing.
 UNSTAMPED = -1.0
-_LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
 
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -225,6 +225,10 @@ class CompileWarmupEvent(Event, tag="compile-warmup", frozen=True, kw_only=True)
     """how long it took; null where the script does not say"""
     stated: bool = False
     """false: taken from the second step"""
+
+
+# A run of weeks has millions of steps: of those under way one becomes an event in so many seconds.
+STEP_EVERY_S = 10.0
 
 
 class StepEvent(Event, tag="step", frozen=True, kw_only=True):
@@ -633,6 +637,11 @@ class StopRequestedEvent(Event, tag="stop-requested", frozen=True, kw_only=True)
     ranks: list[int] | None = None
     """of `SIGKILL`: the ranks that are killed"""
 
+    @property
+    def asks_the_run(self) -> bool:
+        """Whether the run is to end: workers are killed after a failed attempt as well."""
+        return self.signal != "SIGKILL"
+
 
 class StopAgreedEvent(Event, tag="stop-agreed", frozen=True, kw_only=True):
     """All ranks end after the same step, or the same update of an optimizer."""
@@ -683,4 +692,4 @@ def decode(line: bytes | str) -> Event | None:
         event = _decoder().decode(line)
     except (ValueError, RecursionError):  # of msgspec and of Unicode
         return None
-    return event if 0 <= event.ts <= _LATEST else None
+    return event if 0 <= event.ts <= LATEST_S else None

@@ -40,6 +40,8 @@ RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED = range(18, 22)
 # A script that does not say when it has warmed up has done so when its second step ends: the first
 # contains the compile.
 WARM_AFTER_STEPS = 2
+# A step that lasts so many times as long as usual may be none any more, but a hang.
+UNUSUAL_STEPS = 10.0
 # The phase of a rank that waits for input from a person (``--attach-stdin``).
 INPUT_PHASE = "input"
 # The phase of a rank from the abort of its groups until it enters the script again.

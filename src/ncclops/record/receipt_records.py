@@ -11,7 +11,7 @@ from typing import Annotated, Union
 
 import msgspec
 
-_LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
+from ncclops.moments import LATEST_S
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -149,4 +149,4 @@ def decode(line: bytes | str) -> ReceiptRecord | None:
         record = _decoder().decode(line)
     except (ValueError, RecursionError):  # of msgspec and of Unicode
         return None
-    return record if 0 <= record.ts <= _LATEST else None
+    return record if 0 <= record.ts <= LATEST_S else None

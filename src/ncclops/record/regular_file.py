@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# The largest documents are pictures of 2,000 process groups, some MB.
+# The largest documents describe 2,000 process groups, in some MB.
 MOST_BYTES = 64 << 20
 
 

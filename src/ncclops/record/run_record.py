@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ncclops.moments import LATEST_S
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import EnvChange
 
 # What a run has and a dry run has not.
 _BEGUN = ("run_id", "started", "argv", "cwd", "launcher")
-_LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
 
 
 class ProfileUsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_id: str | None = None
-    started: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)] | None = None
+    started: Annotated[float, msgspec.Meta(ge=0, le=LATEST_S)] | None = None
     argv: list[str] = []
     cwd: str | None = None
     profile: ProfileUsed | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ncclops.moments import LATEST_S
 from ncclops.whole_numbers import whole_number
 
 # The words of SLURM_CPU_BIND that pin a task's processes to CPUs; "none" and "verbose" do not.
-_LATEST = 253_402_300_799  # the last second of the year 9999: what can be shown as a date
 _PINNING = ("map", "mask", "rank", "ldom")
 
 
@@ -35,6 +35,6 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     return Allocation(
         job=f"slurm-{job}" if job else None,
         requeued=environ.get("SLURM_RESTART_COUNT", "0") != "0",
-        ends=whole_number(end, _LATEST),
+        ends=whole_number(end, int(LATEST_S)),
         pinned_by=("SLURM_CPU_BIND", binding) if pins else None,
     )

@@ -21,7 +21,6 @@ Environ = Mapping[str, str]
 # agree on one before they meet, and different for jobs that share a host. Below the range that the
 # kernel assigns.
 _FIRST_PORT, _PORTS = 20000, 10000
-_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +199,6 @@ def _hosts(name: str, text: str) -> tuple[str, ...]:
 def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    if (number := whole_number(text)) is None:
         raise UsageError(f"{name}={text} is not a number: correct or unset it")
-    return int(text)
+    return number

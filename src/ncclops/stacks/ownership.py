@@ -22,12 +22,12 @@ class Owner(IntEnum):
 
     USER = 0
     PACKAGE = 1
-    MACHINERY = 2
+    FRAMEWORK = 2
 
 
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib/python3\.\d+/|/lib/python3\d+\.zip/|/lib/python3/(?!dist-|site-)")
-_MACHINERY_PACKAGES = {
+_FRAMEWORK_PACKAGES = {
     "torch", "ncclops", "torchdata", "hta", "triton", "functorch", "typing_extensions",
 }  # fmt: skip
 # Code without a file that people type; all other (<frozen …>, <string>, torch's) is made by code.
@@ -60,14 +60,14 @@ def owner(file: str) -> Owner:
     """The owner of ``file``, on whatever machine the stack was taken."""
     if package := _INSTALLED.search(file):
         name = package.group(1).removesuffix(".py")
-        return Owner.MACHINERY if name in _MACHINERY_PACKAGES else Owner.PACKAGE
+        return Owner.FRAMEWORK if name in _FRAMEWORK_PACKAGES else Owner.PACKAGE
     if file.startswith("<"):
-        return Owner.USER if _TYPED.match(file) else Owner.MACHINERY
+        return Owner.USER if _TYPED.match(file) else Owner.FRAMEWORK
     if any(pattern.search(file) for pattern in (_STDLIB, _OURS, _BUILT)):
-        return Owner.MACHINERY
+        return Owner.FRAMEWORK
     short = _SHORTENED.match(file)
     if short and (short.group(1) is None or short.group(1) in sys.stdlib_module_names):
-        return Owner.MACHINERY
+        return Owner.FRAMEWORK
     return Owner.USER
 
 
@@ -82,9 +82,9 @@ def package_of(file: str) -> str | None:
     return "torch" if _BUILT.search(file) or file.startswith("torch/") else "Python"
 
 
-def is_machinery(file: str) -> bool:
+def is_framework(file: str) -> bool:
     """Whether ``file`` belongs to Python, torch or this package."""
-    return owner(file) is Owner.MACHINERY
+    return owner(file) is Owner.FRAMEWORK
 
 
 def is_ours(frame: Frame) -> bool:
@@ -111,7 +111,7 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
     """Frames from :func:`user_frame`'s outwards, without the framework's."""
-    found = [frame for frame in frames if not is_machinery(frame.file)]
+    found = [frame for frame in frames if not is_framework(frame.file)]
     mine = user_frame(found)
     return tuple(found[found.index(mine) :][:most]) if mine is not None else ()
 

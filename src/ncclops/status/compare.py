@@ -8,12 +8,15 @@ from statistics import median_low
 
 from ncclops.health.stragglers import THRESHOLD
 from ncclops.record.events import StragglerEvent
+from ncclops.record.progress import UNUSUAL_STEPS
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
 
 _GONE = ("ended", "failed")
-# A rank that trains and has ended no step for so many of its median steps, and for so long, is
-# shown as silent. No verdict: that is the agent's (`health.liveness`), with more evidence.
-_SILENT_STEPS, _SILENT_S = 10.0, 10.0
+# From this ratio of its step time to the median rank's on, a rank is shown as slow.
+SLOW_RATIO = 1 + THRESHOLD
+# A rank that trains and has ended no step for so long, and for unusually many of the median rank's
+# steps, is shown as silent. A verdict is the agent's (`health.liveness`), with more evidence.
+_SILENT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = Non
 
 def is_silent(rank: RankStatus, status: RunStatus) -> bool:
     """Whether ``rank`` trains, and has ended no step for long, as far as steps are seen."""
-    limit_s = max(_SILENT_S, _SILENT_STEPS * (status.median_step_s or 0.0))
+    limit_s = max(_SILENT_S, UNUSUAL_STEPS * (status.median_step_s or 0.0))
     return rank.phase == "training" and rank.step_age_s is not None and rank.step_age_s > limit_s
 
 
@@ -73,7 +76,9 @@ def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
         return "starting"
     if "warming-up" in phases:
         return "warming-up"
-    return "running" if phases <= {"running"} else "training"
+    if not phases:  # all have ended, and the verdict comes in a moment
+        return "running" if all(rank.step is None for rank in ranks) else "training"
+    return "running" if phases == {"running"} else "training"
 
 
 def _with_ratio(rank: RankStatus, median: float | None) -> RankStatus:
@@ -87,7 +92,7 @@ def _stragglers(
     own = {rank.rank: rank.own_step_s for rank in ranks if rank.own_step_s is not None}
     usual = median_low(own.values()) if len(own) > 1 else 0.0
     slow = {rank: time / usual for rank, time in own.items() if usual and time > 0}
-    ratios = {rank: round(ratio, 3) for rank, ratio in slow.items() if ratio > 1 + THRESHOLD}
+    ratios = {rank: round(ratio, 3) for rank, ratio in slow.items() if ratio > SLOW_RATIO}
     # Steps are as long on all ranks where they wait for each other.
     waited_for = {
         rank.rank: known[rank.rank].ratio

@@ -125,9 +125,8 @@ class RunFacts:
                 self.between_attempts = True
             case RestartEvent():
                 _restart(self, event)
-            case StopRequestedEvent():
-                # The SIGKILL after a failed attempt's grace time is reported by this name too.
-                self.stopping = self.stopping or event.signal != "SIGKILL"
+            case StopRequestedEvent(asks_the_run=True):
+                self.stopping = True
             case VerdictEvent():
                 self.verdict = event
 

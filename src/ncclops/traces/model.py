@@ -10,11 +10,11 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
-from ncclops.goodput import Span, spans
+from ncclops.goodput import Span, restarts_within, spans
 from ncclops.record.events import (
     ClassifiedEvent,
     CompileStallEvent,
@@ -148,8 +148,9 @@ def trace_of(events: Sequence[Event], about: Mapping[str, object]) -> Trace | No
         error=_cut(verdict.reason) if failed and verdict is not None else None,
     )
     found = [root, *_of_goodput(parts, events)]
-    for place in range(1, len(found)):
-        found += _phases(found[place], place, events)
+    for place, restarts in restarts_within(parts, events).items():
+        for restart in restarts:
+            found += _phases(parts[place], place + 1, restart)  # the root is the first
     return Trace(run_id, next((each.node for each in events if each.node), ""), tuple(found))
 
 
@@ -183,20 +184,16 @@ def _ended_well(event: Event) -> bool:
     return isinstance(event, WorkerExitedEvent) and event.exit_code == 0
 
 
-def _phases(span: TraceSpan, place: int, events: Iterable[Event]) -> Iterator[TraceSpan]:
-    """The phases of the restarts in place that ended within ``span``, each as a span below it."""
-    if span.name != "restart":
-        return
-    for event in events:
-        if isinstance(event, RestartEvent) and span.start < event.ts <= span.end:
-            at = event.ts - sum(event.phases_ms.values()) / 1000
-            for name, ms in event.phases_ms.items():
-                end = at + ms / 1000
-                phase = TraceSpan(name, max(at, span.start), max(end, span.start), place)
-                # Where two restarts follow each other, the first part may lie before this span.
-                if end > span.start:
-                    yield replace(phase, attributes=attributes({"iteration": event.iteration}))
-                at = end
+def _phases(span: Span, place: int, restart: RestartEvent) -> Iterator[TraceSpan]:
+    """The phases of ``restart``, which ended within ``span``, each as a span below ``place``."""
+    at = restart.ts - sum(restart.phases_ms.values()) / 1000
+    known = attributes({"iteration": restart.iteration})
+    for name, ms in restart.phases_ms.items():
+        end = at + ms / 1000
+        # Where two restarts follow each other, the first part may lie before this span.
+        if end > span.start:
+            yield TraceSpan(name, max(at, span.start), end, place, known)
+        at = end
 
 
 def _attribute(value: object) -> Attribute:
