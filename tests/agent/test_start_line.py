@@ -96,6 +96,10 @@ def test_what_ends_it() -> None:
         WorkerExitedEvent(rank=0, exit_code=0),
     ):
         assert after(*started(0), event).text(60.0) is None
-    assert after(*started(0), WorkerExitedEvent(rank=0, exit_code=1)).text(60.0) is not None
+    for event in (
+        WorkerExitedEvent(rank=0, exit_code=1),
+        StopRequestedEvent(signal="SIGKILL", ranks=[1]),  # what is left of a failed attempt
+    ):
+        assert after(*started(0), event).text(60.0) is not None
     assert after(*started(0)).text(1799.0) is not None
     assert after(*started(0)).text(1801.0) is None

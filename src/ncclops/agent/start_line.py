@@ -78,7 +78,7 @@ class StartLine:
                 number = "another attempt" if event.attempt is None else f"attempt {event.attempt}"
                 self._said, self._until = number, now + event.cooldown_s
                 self._begin("pause", now)
-            case StopRequestedEvent():
+            case StopRequestedEvent(asks_the_run=True):
                 self._end()
             case WorkerExitedEvent(exit_code=0):
                 self._end()

@@ -13,7 +13,7 @@ _MOST = 5
 
 
 def newest_reports(run: Path) -> Iterator[dict[str, Any]]:
-    """The newest faults on record, as ``ncclops.incident/1``; what cannot be report is left out."""
+    """The newest faults on record, as ``ncclops.incident/1``; what cannot be read is left out."""
     from ncclops.diagnose import escalated
     from ncclops.diagnose.incident_report import report_incident
     from ncclops.record.paths import RunPaths, numbered
@@ -25,7 +25,7 @@ def newest_reports(run: Path) -> Iterator[dict[str, Any]]:
     for number in faults[-_MOST:]:
         try:
             yield report_incident(run, number).to_json()
-        except (NcclopsError, LookupError, TypeError, ValueError):  # no record, or a damaged one
+        except (NcclopsError, OSError, LookupError, TypeError, ValueError):  # none, or damaged
             continue
 
 
