@@ -70,3 +70,32 @@ def test_likelihoods_are_of_the_classes_and_sum_to_one() -> None:
     assert set(chances) - set(CLASSES) == {"harmless"}
     assert sum(chances.values()) == pytest.approx(1.0)
     assert max(chances, key=chances.__getitem__) == "process-crash"
+
+
+@pytest.mark.parametrize(
+    ("line", "class_"),
+    [
+        ("RuntimeError: ACL stream synchronize failed, error code:507018", "cuda-error"),
+        ("RuntimeError: gather isn't implemented on backend [xpu]", "coalesced-unsupported"),
+        # The name says that the script has made a mistake.
+        ("TypeError: ACL stream synchronize failed, error code:507018", "user-error"),
+        ("RuntimeError: the size of tensor a must match the size of tensor b", "user-error"),
+    ],
+)
+def test_an_exception_has_the_class_of_its_words_where_they_leave_no_doubt(
+    line: str, class_: str
+) -> None:
+    report = classify(f"[rank3]: Traceback (most recent call last):\n[rank3]: {line}\n")
+    verdict = report.verdict
+    assert verdict.class_ == class_ and not verdict.eligible
+    assert verdict.rank == 3
+    assert report.evidence[0].text.endswith(line)
+    assert (verdict.signature is None) == (class_ != "user-error")
+
+
+def test_the_kind_of_process_that_ray_names_is_no_topic() -> None:
+    line = "the request cmpl-7 has failed"
+    assert classify(f"worker 3: {line}").verdict.class_ == "peer-exit"
+    assert classify(f"(Worker pid=77) ERROR 01-02 10:00:00 [x.py:7] {line}").verdict.class_ != (
+        "peer-exit"
+    )

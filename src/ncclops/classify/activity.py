@@ -74,6 +74,8 @@ _INIT_BEGUN = re.compile(
     rb"|Rendezvous complete for workers|[Nn]etwork check result is True"
     rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
+    # A rank that has been told how many there are.
+    rb"|(?i:\brank[ :=]{1,2}\d{1,6},? ?(?:/|of|\(?world[ _]size) ?[:=]? ?(?:size )?\d)"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
     rb"|Initializing an? (?:V\d )?LLM engine|Initializing TorchBackend|vLLM is using nccl=="
     rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
@@ -91,6 +93,9 @@ _INIT_BEGUN = re.compile(
     rb"|Connected to distributed JAX controller"
     # TensorFlow finds the GPU's libraries; a replica of torchft's is in its quorum.
     rb"|Successfully opened dynamic library libcu|Finished quorum for group_rank"
+    # Rows of other tests of latency and bandwidth: OSU's, UCX's, perftest's.
+    rb"|# OSU MPI|msg_pow2,|(?<=\n)\d+(?:[, \t]+\d+)?(?:[, \t]+\d+\.\d+){4,}[, \t]*\r?\n"
+    rb"|DeepSpeed info: version=|\bDeepSpeed Basic Optimizer = |\w ZeRO stage \d optimizer\b"
     # Trainers that say so before their first step.
     rb"|[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)"
 )

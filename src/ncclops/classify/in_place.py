@@ -67,7 +67,9 @@ class Judgement:
 def prepare() -> None:
     """Read what ``judge`` needs, which takes longer than a restart should."""
     from ncclops.classify import scanner  # noqa: F401
+    from ncclops.classify.last_words import likelihoods
 
+    likelihoods(())  # reads the weights of words
     _signatures()
     data()
 

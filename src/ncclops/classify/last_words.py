@@ -22,6 +22,8 @@ from ncclops.classify.matched_lines import is_of_ignored_exception, readings
 
 # The class of lines that read like a failure and are none: what is learned of them is not told.
 HARMLESS = "harmless"
+# What an exception is anyway, and what ends no job.
+_SCRIPT_S = (HARMLESS, "user-error", "collective-mismatch")
 # What stands in evidence in the place of a signature's id.
 BY_WORDS = "by-words"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -33,6 +35,8 @@ _CHARS = 600
 # What is less likely stays unknown. Of what is told, about the share ``_CONFIDENCE`` is right on
 # labelled excerpts that nobody looked at; of what is not, a third (docs/classify.md).
 _LEAST_LIKELY, _CONFIDENCE = 0.25, 0.7
+# From here on the words of an exception are believed against its being the script's own.
+_SURE = 0.6
 # Of fewer words that are known, one decides alone: "error" is no reason.
 _LEAST_WORDS = 4
 
@@ -50,6 +54,12 @@ _SAYS_SO = (
     r"|signal \d+|[Nn]o such|[Nn]ot found|[Mm]issing|[Uu]nsupported|[Nn]ot supported"
     r"|exit(?:s|ed)? with (?:exception|code|status|error)|[Mm]ismatch\w*|[Ii]ncompatible"
     r"|[Uu]nexpected|[Nn]ot enough|[Ii]nsufficient|exceed(?:ed|s))\b"
+)
+# Exceptions whose names say that a script has made a mistake.
+_OF_SCRIPT = re.compile(
+    r"\b(?:Type|Value|Key|Index|Attribute|Name|Import|ModuleNotFound|Assertion|Syntax|Unbound\w*"
+    r"|FileNotFound|FileExists|Permission|ZeroDivision|Recursion|Unicode\w*|Validation"
+    r"|JSONDecode|Pickling|Pickle)Error\b"
 )
 _FAILS = re.compile(f"{_CALLS_ITSELF_ERROR}|{_SAYS_SO}")
 _IS_QUIET = re.compile(
@@ -98,8 +108,20 @@ def guess(tails: Iterable[str], is_harmless: Callable[[str], bool]) -> Guess | N
         return None
     speaks = _speaking_for(class_)
     number, back, line = max(read, key=lambda item: sum(map(speaks, words_of(item[2]))))
-    telling = sorted(words_of(line), key=lambda word: (-speaks(word), word))
-    return Guess(class_, _CONFIDENCE, number, back, line, tuple(telling[:4]))
+    return Guess(class_, _CONFIDENCE, number, back, line, _telling(words_of(line), class_))
+
+
+def of_exception(line: str) -> Guess | None:
+    """What an exception, in one line, speaks of; None: of the script, or it is not clear."""
+    line = line[-_CHARS:]
+    if _OF_SCRIPT.search(line):
+        return None
+    words = words_of(line) & _model().words.keys()
+    chances = likelihoods(words)
+    class_ = max(chances, key=chances.__getitem__)
+    if len(words) < _LEAST_WORDS or class_ in _SCRIPT_S or chances[class_] < _SURE:
+        return None
+    return Guess(class_, _CONFIDENCE, 0, 0, line, _telling(words, class_))
 
 
 def words_of(line: str) -> frozenset[str]:
@@ -138,6 +160,11 @@ def _failing_lines(tail: str) -> list[tuple[int, str]]:
         and not is_of_ignored_exception("\n".join([*lines[:at], ""]).encode())
     ]
     return failing[-_READ_LINES:]
+
+
+def _telling(words: Iterable[str], class_: str) -> tuple[str, ...]:
+    speaks = _speaking_for(class_)
+    return tuple(sorted(words, key=lambda word: (-speaks(word), word))[:4])
 
 
 def _speaking_for(class_: str) -> Callable[[str], float]:

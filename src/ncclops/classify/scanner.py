@@ -58,6 +58,11 @@ _KEPT_GROUPS = 200_000
 _COMMUNICATOR = "context-communicator-rank"
 _SUMMARY_RANK = "context-elastic-rank"
 _ROOT_CAUSE = "context-elastic-root-cause"
+# Ids of signatures that know a line by what it speaks of: not by the kind of process that Ray and
+# vLLM name in front of it.
+_TOPICS = "topic-"
+# Signatures of an exception of which nothing is known but that it is one.
+_PLAIN_EXCEPTIONS = ("python-exception", "python-exception-other")
 
 
 @dataclass(slots=True)
@@ -175,9 +180,13 @@ class Scanner:
                 self._read_block(source, block, line)
                 source.provisional_steps, source.bars = source.life.steps - steps, bars
         report = judge(self._observations(starting_up), self._stats(), tuple(notes))
-        if report.verdict.class_ != "unknown" or self._is_empty:
+        if self._is_empty:
             return report
-        return self._by_words(report)
+        if report.verdict.class_ == "unknown":
+            return self._by_words(report)
+        if report.verdict.signature in _PLAIN_EXCEPTIONS:
+            return _by_words_of_exception(report)
+        return report
 
     @property
     def steps(self) -> int:
@@ -319,7 +328,8 @@ class Scanner:
         matched: list[Match] = []
         for number in candidates:
             compiled = self._signatures.compiled[number]
-            for text in texts:
+            of_topic = compiled.signature.id.startswith(_TOPICS)
+            for text in texts[-1:] if of_topic and texts[0].startswith("(") else texts:
                 if (found := compiled.match(text)) is not None:
                     ranks = accused(found), writer(found)
                     matched.append(Match(compiled.signature, found.start(), *ranks))
@@ -383,6 +393,18 @@ class Scanner:
             kept.append(hit)
         else:
             kept[-1] = hit
+
+
+def _by_words_of_exception(report: Report) -> Report:
+    """The report on an exception of the script's, or of what its words speak of beyond doubt."""
+    from ncclops.classify.last_words import of_exception
+
+    verdict = report.verdict
+    lines = (line.text for line in report.evidence if line.signature == verdict.signature)
+    if (found := of_exception(next(lines))) is None:
+        return report
+    said = verdict_by_words(found, verdict.rank)
+    return replace(report, verdict=replace(said, rank_began_it=verdict.rank_began_it))
 
 
 def _last_part(source: _Source) -> str:
