@@ -146,7 +146,8 @@ async def _one_ends(open_: dict[asyncio.Task[None], _Connection], crowded_s: flo
         limit_s = max(0.0, longest.awaited_since + crowded_s - now)
     done, _ = await asyncio.wait(open_, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     if not done and longest is not None and longest.awaited is not None:
-        longest.awaited.reschedule(0.0)  # long ago
+        if not longest.awaited.expired():  # by itself, just now: it is on its way out
+            longest.awaited.reschedule(0.0)  # long ago
         await asyncio.sleep(0)
 
 
