@@ -11,6 +11,7 @@ that of an undisturbed run to the last bit.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import hashlib
@@ -151,12 +152,13 @@ class Trainer:
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
         self.model = make_model()
-        self.optimizer: torch.optim.Optimizer
+        self.optimizer: torch.optim.Optimizer | None = None
         self.forward: nn.Module
         self.data = Shuffled(self.rank)
+        self.beginning: dict[str, Any] | None = None
         self.step = 0
 
-    def distribute(self, fresh: bool = True) -> None:
+    def distribute(self) -> None:
         """Over the ranks of the default group."""
         if self.shape == "fsdp2":
             from torch.distributed.fsdp import fully_shard
@@ -167,7 +169,7 @@ class Trainer:
             self.forward = wrapped_by_ddp(self.model, self.device)
         else:
             self.forward = wrapped_by_ddp(self.model, self.device)
-        if not fresh:
+        if self.optimizer is not None:
             return
         if self.shape == "nccl":
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, foreach=False)
@@ -185,6 +187,8 @@ class Trainer:
             "rng": snapshot.Rng(),
         }
         is_own = self.shape == "fsdp2"
+        if self.beginning is None:
+            self.beginning = copy.deepcopy({k: v.state_dict() for k, v in self.state.items()})
         self.snapshots = snapshot.Snapshots(
             self.state,
             replicated=[] if is_own else ["model", "optimizer"],
@@ -199,6 +203,7 @@ class Trainer:
     def train(self) -> None:
         """To the last step."""
         strike = self.plan.strike
+        assert self.optimizer is not None
         while self.step < self.steps:
             step = self.step
             strike("step", step)
@@ -224,21 +229,25 @@ class Trainer:
         torch.save({name: each.state_dict() for name, each in self.state.items()}, draft)
         draft.replace(path)
 
-    def load(self) -> int | None:
-        """The newest that all ranks have."""
+    def load(self) -> int:
+        """The newest that all ranks have, or the beginning: objects that stay have trained."""
         steps = range(self.steps // SAVE_EVERY * SAVE_EVERY, 0, -SAVE_EVERY)
         for step in steps:
             paths = [self.directory / f"saved-{step}-{r}" for r in range(dist.get_world_size())]
             if all(path.exists() for path in paths):
-                saved = torch.load(paths[self.rank], weights_only=False)
-                for name, each in self.state.items():
-                    each.load_state_dict(saved[name])
+                self._put_back(torch.load(paths[self.rank], weights_only=False))
                 return step
-        return None
+        self._put_back(copy.deepcopy(self.beginning))
+        return 0
+
+    def _put_back(self, states: Any) -> None:
+        for name, each in self.state.items():
+            each.load_state_dict(states[name])
 
     def finish(self) -> None:
         """This rank's result."""
         whole = hashlib.sha256()
+        assert self.optimizer is not None
         tensors = dict(self.model.state_dict())
         for number, states in self.optimizer.state_dict()["state"].items():
             tensors |= {f"{number} {name}": each for name, each in states.items()}
@@ -274,7 +283,7 @@ def keep_going(wrap: Callable[..., Any], make: Callable[[], Trainer]) -> None:
             trainer.plan.strike("starting", 0)
             group = call.init_process_group("gloo")
             if not group.objects_stay:
-                trainer.distribute(fresh=old is None)
+                trainer.distribute()
             else:
                 group.renew(trainer.forward)
             trainer.restore()
