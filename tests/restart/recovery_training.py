@@ -155,7 +155,8 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer | None = None
         self.forward: nn.Module
         self.data = Shuffled(self.rank)
-        self.beginning: dict[str, Any] | None = None
+        self.state: dict[str, Any] = {}
+        self.beginning: dict[str, Any] = {}
         self.step = 0
 
     def distribute(self) -> None:
@@ -164,34 +165,34 @@ class Trainer:
             from torch.distributed.fsdp import fully_shard
 
             self.forward = fully_shard(self.model)
-        elif self.shape == "nccl":
-            self.model = OnHost(self.model).to(self.device)
+        if self.optimizer is None:
+            self._begin()
+        if self.shape != "fsdp2":
             self.forward = wrapped_by_ddp(self.model, self.device)
-        else:
-            self.forward = wrapped_by_ddp(self.model, self.device)
-        if self.optimizer is not None:
-            return
+
+    def _begin(self) -> None:
+        """What there is at first, before DDP takes over rank 0's parameters, which may have been
+        trained where this process is new."""
         if self.shape == "nccl":
+            self.model = OnHost(self.model).to(self.device)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, foreach=False)
         else:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         torch.manual_seed(self.rank)  # dropout differs from rank to rank
-
-    def restore(self) -> None:
-        """The newest step that all have."""
-        self.plan.strike("restoring", self.step)
         self.state = {
             "model": self.model,
             "optimizer": self.optimizer,
             "data": self.data,
             "rng": snapshot.Rng(),
         }
-        is_own = self.shape == "fsdp2"
-        if self.beginning is None:
-            self.beginning = copy.deepcopy({k: v.state_dict() for k, v in self.state.items()})
+        self.beginning = copy.deepcopy({k: v.state_dict() for k, v in self.state.items()})
+
+    def restore(self) -> None:
+        """The newest step that all have."""
+        self.plan.strike("restoring", self.step)
         self.snapshots = snapshot.Snapshots(
             self.state,
-            replicated=[] if is_own else ["model", "optimizer"],
+            replicated=[] if self.shape == "fsdp2" else ["model", "optimizer"],
             every=1,
             checkpoint=self.load,
         )
