@@ -42,20 +42,38 @@ class _Model(nn.Module):
         self.register_buffer("average", torch.ones(1024, device="cuda"))
 
 
+class _Average:
+    """What a user's object has on the GPU, once it has trained."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 @inprocess.Wrapper()
 def goes_on_while_a_copy_is_under_way(
     released: Path, overlap: bool
-) -> tuple[int | None, float, float]:
+) -> tuple[int | None, float, float, list[str]]:
     """What was queued before ``take`` is in the snapshot, and what was queued after it is not."""
     model = _Model()
     optimizer = _Adding(model.parameters(), {})
-    snapshots = snapshot.Snapshots(
-        {"model": model, "optimizer": optimizer, "rng": snapshot.Rng()}, every=1, overlap=overlap
-    )
+    own, noted = _Average(), dict[str, Any]()
+    state = {"model": model, "optimizer": optimizer, "rng": snapshot.Rng()}
+    state |= {"own": own, "noted": noted}
+    snapshots = snapshot.Snapshots(state, every=1, overlap=overlap)
     restored = snapshots.restore()
     if restored.step is not None:
         average: torch.Tensor = model.average
-        return restored.step, model.weight.detach().cpu()[0].item(), average.cpu()[0].item()
+        found = model.weight.detach().cpu()[0].item(), average.cpu()[0].item()
+        made = (own.state["sum"], noted["sum"], own.state["on host"])
+        return restored.step, *found, [each.device.type for each in made]
+    own.state = {"sum": torch.ones(4, device="cuda"), "on host": torch.ones(4)}
+    noted["sum"] = torch.ones(4, device="cuda")
     torch.cuda.synchronize()
     note("ready")
     _wait_for(released)

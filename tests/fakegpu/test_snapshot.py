@@ -31,7 +31,7 @@ def test_a_snapshot_has_what_was_queued_before_it_and_nothing_of_what_was_queued
         result = job.wait()
     (after,) = result.notes_of("after", 0)
     assert after.fields["weight"] == 3
-    assert result.value == (1, 2, 5)
+    assert result.value == (1, 2, 5, ["cuda", "cuda", "cpu"])
 
 
 def test_a_snapshot_that_follows_an_aborted_collective_is_not_taken(

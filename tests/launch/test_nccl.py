@@ -259,6 +259,19 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
 
 
 @pytest.mark.extended
+def test_ranks_that_an_exception_finds_in_nccl_are_replaced_where_lost_ranks_come_back(
+    launch: Callable[..., CompletedText], run: Run
+) -> None:
+    """The rank that raised keeps its process, and waits for nobody in vain."""
+    done = launch("--nproc-per-node", "4", "--restart", "in-process:grow", FAULT="pair:3")
+    assert done.returncode == 0, done.stderr
+    (restart,) = run.named("restart")
+    assert restart["ranks_returned"] == [0, 1, 2]
+    assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (1, [])
+    assert [run.stdout(rank) for rank in range(4)] == [f"{LOSS} of 4\n"] * 4
+
+
+@pytest.mark.extended
 def test_an_exception_while_the_other_nodes_are_in_nccl_is_told_on_all(
     launch: Callable[..., CompletedText], tmp_path: Path
 ) -> None:

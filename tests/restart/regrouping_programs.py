@@ -57,6 +57,8 @@ class Trainer:
     def regroup(self, _old: restart.Membership | None, _new: restart.Membership) -> None:
         group = self._call.init_process_group("gloo")
         self.rungs.append(group.rung.value)
+        if self._initial == 1 and self._fault() == "making":
+            raise ValueError("as asked")
         if group.objects_stay:
             group.renew(self._ddp)
         else:
@@ -66,7 +68,7 @@ class Trainer:
     def train(self) -> list[float]:
         """In each iteration, rank 1 fails in the place that is next; the gradients after all."""
         for number in range(3):
-            place = dict(enumerate(self._faults)).get(self._call.iteration)
+            place = self._fault()
             if place is not None and number == 1 and self._initial == 1:
                 self._fail_in(place)
             self._ddp.zero_grad()
@@ -74,6 +76,9 @@ class Trainer:
         found = _sizes(self._ddp.module)
         dist.barrier()
         return found
+
+    def _fault(self) -> str | None:
+        return dict(enumerate(self._faults)).get(self._call.iteration)
 
     def _fail_in(self, place: str) -> None:
         """The other ranks wait for this one in a backward pass."""

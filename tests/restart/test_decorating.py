@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, cast
 
 import pytest
 import torch.distributed
@@ -130,3 +131,38 @@ def test_a_group_that_an_earlier_call_has_left_is_refused_and_how_it_ends_is_sai
 def test_wrong_arguments_of_a_function_with_a_parameter_to_fill_in_name_the_function() -> None:
     with pytest.raises(TypeError, match=r"^with_an_alias\(\): missing a required argument: 'num"):
         bind_injected(with_an_alias, ["call"], None, (), {})
+
+
+def test_a_call_without_an_argument_is_refused_before_anything_runs() -> None:
+    """The function would be called, and fail, in each restart anew."""
+    entered: list[object] = []
+
+    def train(call, steps=1):  # type: ignore[no-untyped-def]
+        entered.append(call)
+
+    told = r"train\(\): missing a required argument: 'call'; if it is to get the CallWrapper, "
+    with pytest.raises(TypeError, match=f"{told}annotate it: call: CallWrapper$"):
+        inprocess.Wrapper()(cast(Any, train))()
+    with pytest.raises(TypeError, match=r"train\(\): got an unexpected keyword argument 'lr'$"):
+        bind_injected(train, [], None, (1,), {"lr": 2})
+    assert not entered
+
+
+@functools.wraps(with_an_alias)
+def filling_in(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def declaring(*args: Any) -> Any:
+    return args
+
+
+declaring.__signature__ = inspect.signature(with_an_alias)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("function", [filling_in, declaring, functools.partial(max, 1)])
+def test_a_function_whose_signature_is_not_its_own_is_called_as_it_is(
+    function: Callable[..., Any],
+) -> None:
+    """As a decorator may fill in what the function that it decorates takes."""
+    assert bind_injected(function, [], None, (2,), {})() in (((2,), {}), (2,), 2)

@@ -17,7 +17,7 @@ from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
 from ncclops.restart.raised import Raised
 from ncclops.worker import in_process
-from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
+from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception, is_replaceable
 from tests.conftest import CompletedText
 from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Run
@@ -283,6 +283,23 @@ def test_ranks_that_waited_in_gloo_come_back_unless_new_processes_have_their_pla
     assert escalation.reason.startswith("rank 0 waited in Gloo for ranks that were gone")
     assert (escalation.to, escalation.passing, escalation.failed_start) == ("respawn", True, False)
     assert after((dataclasses.replace(lost, ranks_returned=(0, 1)), 10)) is None
+
+
+def test_a_rank_that_waited_is_replaced_where_another_has_raised_and_is_there_to_judge_it() -> None:
+    """Otherwise all begin anew: the communicator may not come up again, or nobody may be left."""
+    raised = incident("OSError: of the data").faults[0]
+    assert is_replaceable("Gloo", None)
+    assert is_replaceable("NCCL", raised)
+    assert not is_replaceable("NCCL", None)
+    start = incident("DistBackendError: NCCL error in: c10d/NCCLUtils.cpp:92, unhandled").faults[0]
+    for fault in (
+        start,
+        blocked(0),
+        dataclasses.replace(raised, gone=True),
+        dataclasses.replace(raised, secondary=True),
+        incident("rank 3 does not move", kind=FaultKind.SOFT_TIMEOUT).faults[0],
+    ):
+        assert not is_replaceable("NCCL", fault)
 
 
 def test_an_error_that_found_ranks_in_nccl_has_new_processes_again_but_not_on_the_same_rank() -> (

@@ -63,12 +63,15 @@ class KeepGoing:
         # What on_membership is called with, while it is.
         self._changing: tuple[Membership | None, Membership] | None = None
         self._beside = GroupsBeside(loop.session)  # likewise
+        # Whether ``on_membership`` has returned since a rank was new, and has made what holds
+        # groups: a fault may come before that.
+        self._has_objects = False
 
     def run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         """See ``CallWrapper.keep_going``."""
         if self._is_under_way:
             raise RuntimeError("keep_going() is for use outside of what it runs")
-        self._is_under_way = True
+        self._is_under_way, self._has_objects = True, False
         try:
             return self._run(function, on_membership)
         finally:
@@ -86,15 +89,16 @@ class KeepGoing:
     def regroup(self, backend: str, **options: Any) -> Regrouped:
         """See ``CallWrapper.init_process_group``."""
         assert self._changing is not None
-        loop, (old, new) = self._loop, self._changing
+        loop, (_, new) = self._loop, self._changing
         outcome = Regrouping(
             loop.session,
             backend,
             rank=new.rank,
             world_size=new.world_size,
-            goes_on=old is not None,
+            goes_on=self._has_objects,
             **options,
         ).run()
+        self._has_objects = outcome.objects_stay
         loop.note_regrouped(outcome)
         return outcome
 
@@ -148,7 +152,7 @@ class KeepGoing:
             self._beside = beside = GroupsBeside(self._loop.session)
             self._changing = old, new
             on_membership(old, new)
-            self._changing = None
+            self._changing, self._has_objects = None, True
             beside.end_unused()
             self._loop.note_regrouped(*beside.outcomes)
             return function()

@@ -10,6 +10,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# As ``inspect.Signature.bind`` has it.
+_MISSING = re.compile(r"missing a required (?:[\w-]+ )?argument: '(\w+)'")
+
 
 def parameters_of_type(fn: Callable[..., Any], wanted: type) -> list[str]:
     """Names of ``fn``'s parameters annotated with ``wanted``, optional or in a union.
@@ -31,9 +34,10 @@ def bind_injected(
     """A call of ``fn`` with the caller's arguments and ``value`` for every parameter in ``names``.
 
     The caller's positional arguments are counted as if those parameters were not there. Raises
-    ``TypeError`` as a call would.
+    ``TypeError`` as a call would, here and not in each restart anew.
     """
     if not names:
+        _check_arguments(fn, args, kwargs)
         return lambda: fn(*args, **kwargs)
     signature = inspect.signature(fn)
     own = [p for p in signature.parameters.values() if p.name not in names]
@@ -41,7 +45,7 @@ def bind_injected(
     try:
         bound = signature.replace(parameters=own).bind(*args, **theirs)
     except TypeError as error:
-        raise TypeError(f"{getattr(fn, '__name__', fn)}(): {error}") from None
+        raise _wrong_arguments(fn, error) from None
     full = inspect.BoundArguments(signature, {})
     for name in signature.parameters:
         if name in names:
@@ -49,6 +53,31 @@ def bind_injected(
         elif name in bound.arguments:
             full.arguments[name] = bound.arguments[name]
     return lambda: fn(*full.args, **full.kwargs)
+
+
+def _check_arguments(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Only against the parameters of ``fn`` itself: what it shows as those of another function,
+    as decorators do, it may fill in."""
+    if getattr(fn, "__signature__", None) is not None:
+        return
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function in C, for instance
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        missing = _MISSING.match(str(error))
+        hint = ""
+        if missing is not None:
+            hint = f"; if it is to get the CallWrapper, annotate it: {missing[1]}: CallWrapper"
+        raise _wrong_arguments(fn, f"{error}{hint}") from None
+
+
+def _wrong_arguments(fn: Callable[..., Any], what: object) -> TypeError:
+    return TypeError(f"{getattr(fn, '__name__', fn)}(): {what}")
 
 
 def _resolve(fn: Callable[..., Any], annotation: Any) -> Any:

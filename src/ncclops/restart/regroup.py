@@ -106,7 +106,7 @@ class Offer:
     ``why_not``: why it can reconfigure or shrink no group; ``None``: it can. Of its group of before
     the fault it has one or none of: ``handle``, by which torch reconfigures it; ``place``, where it
     can be shrunk: in which iteration it was made, the rank in it, and the number of ranks. None:
-    ``lacks`` says why. ``goes_on``: the rank has its objects of before the fault.
+    ``lacks`` says why. ``goes_on``: the rank has its objects of before the fault, all of them.
     """
 
     why_not: str | None = None
@@ -273,7 +273,8 @@ class Regrouped:
     The same on every rank, but for ``ms``, the milliseconds that it took on this one. ``why`` it
     was made ``ANEW``; ``None``: it was not. ``objects_stay``: no rank is new, so that what holds
     the default group can go on everywhere; where one is, it is made anew on all ranks, as what the
-    new rank makes, such as DDP, talks to all others meanwhile.
+    new rank makes, such as DDP, talks to all others meanwhile. New is also a rank that a fault has
+    found in ``on_membership`` before that had returned for the first time.
     """
 
     iteration: int

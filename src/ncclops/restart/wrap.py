@@ -229,7 +229,8 @@ class Wrapper:
 
         A parameter of ``fn`` that is annotated with ``CallWrapper`` is filled in; the caller
         leaves it out. (Type checkers see that where it is the first one.) Each call of the
-        result stands by itself. It raises what this rank leaves with; ``ValueError`` when
+        result stands by itself. ``TypeError`` for arguments that ``fn`` does not take comes before
+        anything is started. It raises what this rank leaves with; ``ValueError`` when
         ``torch.distributed`` is initialised already, as groups have to be created inside the
         function; ``RuntimeError`` outside the main thread.
 

@@ -361,6 +361,20 @@ def waited_in_vain(
     )
 
 
+def is_replaceable(library: str, cause: Fault | None) -> bool:
+    """Whether a new process is enough in the place of a rank that waited in ``library``.
+
+    One that waited in Gloo has nothing of the others' failure. One that waited in NCCL has not
+    either where another rank has raised an exception of its own before it came to the communicator,
+    and is still there: it judges whether that may be tried again.
+    """
+    if library == "Gloo":
+        return True
+    if cause is None or cause.kind is not FaultKind.EXCEPTION or cause.gone or cause.is_symptom:
+        return False
+    return not in_place.is_failed_start(cause.report)
+
+
 def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
     """Whether two failures are one; where a place is unknown, by the exception alone."""
     if last is None or not same_words(this[0], last[0]):

@@ -62,6 +62,7 @@ from ncclops.worker.escalation import (
     Repetition,
     SmallestWorld,
     as_exception,
+    is_replaceable,
     waited_in_vain,
 )
 from ncclops.worker.printed import Printed
@@ -284,9 +285,9 @@ class _Attempts:
     def _report_blocked(self, rank: int, library: str, cause: Fault | None) -> None:
         """This process is about to be ended. What the others report, if any are left, replaces it.
 
-        A rank that waited in Gloo has nothing of the others' failure: one new process is enough.
+        With new processes in the places of lost ranks, none is asked for where one is enough.
         """
-        if not (self._grows and library == "Gloo"):
+        if not (self._grows and is_replaceable(library, cause)):
             why = None if cause is None else (cause.initial_rank, cause.detail or cause.summary)
             _report(waited_in_vain([rank], library, why))
 

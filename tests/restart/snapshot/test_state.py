@@ -71,6 +71,8 @@ def test_plain_values_come_back_with_their_types(state: Any) -> None:
     "value",
     [
         Counter({30: 1}),
+        defaultdict(list, a=[1]),
+        defaultdict(None, {1: 2}),
         OrderedDict(b=1, a=2),
         {1, 2},
         frozenset({3}),
@@ -87,6 +89,39 @@ def test_what_torchs_schedulers_and_generators_hold_comes_back(value: Any) -> No
     back = unpack(blob_of([value]), lambda tensor, _: tensor)[0]
     assert back == value
     assert type(back) is type(value)
+    if isinstance(value, defaultdict):
+        assert back.default_factory is value.default_factory
+
+
+def test_a_default_is_kept_where_the_state_is_new() -> None:
+    """In a new process, and in what an object's ``load_state_dict`` is given."""
+
+    class Counts:
+        def __init__(self) -> None:
+            self.seen: Any = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    before = {"counts": Counts(), "entry": {"later": defaultdict(int, a=1)}}
+    before["counts"].seen = defaultdict(list, a=[1])  # type: ignore[attr-defined]
+    after: dict[str, Any] = {"counts": Counts(), "entry": {}}
+    round_trip(before, after)
+    after["counts"].seen["b"].append(2)
+    assert after["counts"].seen == {"a": [1], "b": [2]}
+    assert after["entry"]["later"]["b"] == 0
+
+
+def test_a_default_of_one_s_own_is_that_of_the_object_that_is_there() -> None:
+    before = {"entry": {"a": defaultdict(lambda: 7, x=1), "b": defaultdict(lambda: 7, x=1)}}
+    after: dict[str, Any] = {"entry": {"a": defaultdict(lambda: 8)}}
+    round_trip(before, after)
+    assert after["entry"] == before["entry"]
+    assert after["entry"]["a"]["y"] == 8
+    assert type(after["entry"]["b"]) is dict, "nobody knows the function any more"
 
 
 @pytest.mark.parametrize(

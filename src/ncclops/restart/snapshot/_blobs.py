@@ -108,7 +108,8 @@ class Row:
     """One tensor in the buffer.
 
     ``sharded`` is set for a ``DTensor``, of which the buffer has the local part: the shape of the
-    whole, its placements, and the mesh's shape, names and type of device.
+    whole, its placements, and the mesh's shape, names and type of device. ``device`` is the type of
+    the one that the tensor was on; its number may be another on the rank that it is restored on.
     """
 
     dtype: str
@@ -116,6 +117,7 @@ class Row:
     offset: int
     nbytes: int
     sharded: dict[str, Any] | None = None
+    device: str = "cpu"
 
 
 def lay_out(state: Any) -> tuple[bytes, list[Row], list[Any], int]:
@@ -129,10 +131,10 @@ def lay_out(state: Any) -> tuple[bytes, list[Row], list[Any], int]:
         local, sharded = _local(path, leaf)
         nbytes = local.numel() * local.element_size()
         dtype = str(local.dtype).removeprefix("torch.")
-        rows.append(Row(dtype, tuple(local.shape), end, nbytes, sharded))
+        rows.append(Row(dtype, tuple(local.shape), end, nbytes, sharded, local.device.type))
         sources.append(local)
         end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    table = [[r.dtype, list(r.shape), r.offset, r.nbytes, r.sharded] for r in rows]
+    table = [[r.dtype, list(r.shape), r.offset, r.nbytes, r.sharded, r.device] for r in rows]
     header = f'{{"tree":{text},"rows":{json.dumps(table, separators=(",", ":"))}}}'
     return header.encode(), rows, sources, end
 
@@ -144,8 +146,8 @@ def read_header(header: bytes, nbytes: int) -> tuple[str, list[Row]]:
     try:
         document = json.loads(header)
         rows = [
-            Row(dtype, tuple(shape), offset, size, sharded)
-            for dtype, shape, offset, size, sharded in document["rows"]
+            Row(dtype, tuple(shape), offset, size, sharded, torch.device(device).type)
+            for dtype, shape, offset, size, sharded, device in document["rows"]
         ]
         for row in rows:
             kind = getattr(torch, row.dtype)
@@ -159,7 +161,7 @@ def read_header(header: bytes, nbytes: int) -> tuple[str, list[Row]]:
             if row.offset % _ALIGNMENT:
                 raise ValueError("a tensor that begins elsewhere")
         return json.dumps(document["tree"]), rows
-    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ValueError(f"not the header of a snapshot: {error}") from error
 
 

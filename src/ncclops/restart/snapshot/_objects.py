@@ -10,6 +10,7 @@ they are, as the function may hold them elsewhere: ``{"model": model.state_dict(
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,7 @@ def _load_module(name: str, module: Any, kept: Any, meshes: Mapping[_MESH, Any])
         if isinstance(value, _Kept) and is_own:
             _copy_into(f"{name}.{key}", present[key], value)
         else:
-            rest[key] = _copies(value, meshes)
+            rest[key] = _copies(value, meshes, on_host=not key.endswith(_EXTRA_STATE))
     if rest:
         told = module.load_state_dict(rest, strict=False)
         if refused := getattr(told, "unexpected_keys", None):
@@ -184,14 +185,15 @@ def _load_optimizer(optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> N
     """torch casts each state to the type of its parameter: an average in fp32 to bf16."""
     import torch
 
-    optimizer.load_state_dict(_copies(kept, meshes))
+    copies = {k: _copies(v, meshes, on_host=k == "state") for k, v in kept.items()}
+    optimizer.load_state_dict(copies)
     loaded = optimizer.state_dict().get("state", {})  # the dictionaries that the optimizer has
     for parameter, states in kept.get("state", {}).items():
         for name, value in states.items() if isinstance(states, dict) else ():
             now = loaded.get(parameter, {}).get(name)
             cast = isinstance(value, _Kept) and isinstance(now, torch.Tensor)
             if cast and now.dtype != value.tensor.dtype:
-                loaded[parameter][name] = _copy(value, meshes).to(now.device)
+                loaded[parameter][name] = _copy(value, meshes, on_host=True).to(now.device)
 
 
 class _InPlace:
@@ -278,24 +280,29 @@ def _copy_into(name: str, target: Any, kept: Any) -> None:
     local.copy_(kept.tensor)
 
 
-def _copies(state: Any, meshes: Mapping[_MESH, Any]) -> Any:
-    """``state`` with tensors of their own: what is loaded may keep what it is given."""
+def _copies(state: Any, meshes: Mapping[_MESH, Any], *, on_host: bool = False) -> Any:
+    """``state`` with tensors of their own: what is loaded may keep what it is given.
+
+    They are on the type of device that they were on, or all on the host: for who puts them into
+    tensors of its own, and would have two of each on the device meanwhile.
+    """
     if isinstance(state, _Kept):
-        return _copy(state, meshes)
+        return _copy(state, meshes, on_host=on_host)
     if isinstance(state, dict):
-        made = type(state)()
+        made = copy.copy(state)  # a default comes along
+        made.clear()
         for key, value in state.items():
-            made[key] = _copies(value, meshes)
+            made[key] = _copies(value, meshes, on_host=on_host)
         return made
     if isinstance(state, list | tuple | set | frozenset):
-        return type(state)(_copies(each, meshes) for each in state)
+        return type(state)(_copies(each, meshes, on_host=on_host) for each in state)
     return state
 
 
-def _copy(kept: _Kept, meshes: Mapping[_MESH, Any]) -> Any:
+def _copy(kept: _Kept, meshes: Mapping[_MESH, Any], *, on_host: bool = False) -> Any:
     sharded = kept.row.sharded
     if sharded is None:
-        return kept.tensor.clone()
+        return kept.tensor.to("cpu" if on_host else kept.row.device, copy=True)
     from torch.distributed.tensor import DTensor
 
     shape, names, device = sharded["mesh"]

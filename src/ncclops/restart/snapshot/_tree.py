@@ -2,7 +2,9 @@
 
 No pickle: what comes over a wire is read as values, and runs nothing. Kept are ``None``, numbers,
 strings, bytes, lists, tuples, dictionaries (with keys of any of these), sets, arrays and numbers of
-numpy, and torch's tensors, types, sizes and devices. Anything else is refused by its path.
+numpy, and torch's tensors, types, sizes and devices. Anything else is refused by its path. Of a
+``defaultdict`` the default is kept where it is one of Python's types; a function is no value, and
+with one it is kept as a ``dict``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ _DICTIONARIES: dict[type, str] = {
     OrderedDict: "ordered",
     Counter: "counter",
     defaultdict: "dict",
+}
+_FACTORIES = {
+    each.__name__: each for each in (bool, bytes, dict, float, int, list, set, str, tuple)
 }
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _MAKES: dict[str, Callable[[Any], Any]] = {
@@ -72,6 +77,8 @@ def _encode(value: Any, path: str, leaves: list[tuple[str, Any]], depth: int) ->
             ]
             for k, v in value.items()
         ]
+        if kind is defaultdict and _default_of(value) is not None:
+            return {"default": [_default_of(value), pairs]}
         return {_DICTIONARIES[kind]: pairs}
     if kind in _SEQUENCES:
         items = [_encode(v, f"{path}[{i}]", leaves, depth + 1) for i, v in enumerate(value)]
@@ -81,6 +88,14 @@ def _encode(value: Any, path: str, leaves: list[tuple[str, Any]], depth: int) ->
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     return _encode_foreign(value, path, leaves)
+
+
+def _default_of(value: defaultdict[Any, Any]) -> str | None:
+    """The name of its factory, "" if it has none; ``None`` for one that is not kept."""
+    if value.default_factory is None:
+        return ""
+    names = [name for name, kind in _FACTORIES.items() if kind is value.default_factory]
+    return names[0] if names else None
 
 
 def _encode_foreign(value: Any, path: str, leaves: list[tuple[str, Any]]) -> Any:
@@ -124,12 +139,18 @@ def _decode(node: Any, leaves: Sequence[Any], depth: int) -> Any:
     if len(node) != 1 or depth > _DEEPEST + 1:
         raise ValueError("not a state: no single type, or nested too deep")
     ((kind, content),) = node.items()
+    if kind == "default":
+        factory, content = content
+        return defaultdict(_FACTORIES[factory] if factory else None, _pairs(content, leaves, depth))
     if kind in _DICTIONARIES.values():
-        pairs = [(_decode(k, leaves, depth + 1), _decode(v, leaves, depth + 1)) for k, v in content]
-        return _MAKES[kind](pairs)
+        return _MAKES[kind](_pairs(content, leaves, depth))
     if kind in _MAKES:
         return _MAKES[kind]([_decode(each, leaves, depth + 1) for each in content])
     return _decode_single(kind, content, leaves)
+
+
+def _pairs(content: Any, leaves: Sequence[Any], depth: int) -> list[tuple[Any, Any]]:
+    return [(_decode(k, leaves, depth + 1), _decode(v, leaves, depth + 1)) for k, v in content]
 
 
 def _decode_single(kind: str, content: Any, leaves: Sequence[Any]) -> Any:
