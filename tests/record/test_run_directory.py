@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -165,3 +166,31 @@ def test_a_full_disk_is_reported_once_and_does_not_end_the_run(
     assert not run.paths.verdict.exists()
     assert capfd.readouterr().err.count("cannot write") == 1
     assert run.verdict_problem == "File too large"
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.parametrize("gone", ["removed", "moved"])
+def test_a_path_is_taken_as_long_as_its_run_is_under_way_wherever_its_directory_is(
+    tmp_path: Path, gone: str
+) -> None:
+    """The run goes on and writes by paths; its ranks would be taken for those of the new one."""
+    path = tmp_path / "run"
+    ready, done = os.pipe(), os.pipe()
+    if (other := os.fork()) == 0:
+        run = create(path)
+        os.write(ready[1], b".")
+        os.close(done[1])
+        os.read(done[0], 1)  # the end of the file
+        assert run.path == path
+        os._exit(0)
+    os.read(ready[0], 1)
+    if gone == "removed":
+        shutil.rmtree(path)
+    else:
+        path.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"run under way, launched as process {other}"):
+        create(path)
+    assert not path.exists()
+    os.close(done[1])
+    os.waitpid(other, 0)
+    assert create(path).path == path

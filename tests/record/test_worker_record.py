@@ -10,7 +10,8 @@ import pytest
 from ncclops.record import event_log, worker_record
 from ncclops.record.events import ExitingEvent, FaultEvent
 from ncclops.record.paths import RunPaths
-from ncclops.record.variables import RUN_DIR
+from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.variables import RUN_DIR, RUN_ID
 
 
 def test_events_are_appended_to_the_ranks_own_file(
@@ -48,3 +49,18 @@ def test_a_process_that_the_worker_has_forked_reports_nothing(
         os._exit(0)
     os.waitpid(child, 0)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(("run_id", "written"), [("own", 1), ("another", 0)])
+def test_a_worker_reports_nothing_to_another_run_that_has_its_directory_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str, written: int
+) -> None:
+    """The rank of the same number would be taken for finished, whatever becomes of it."""
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    monkeypatch.setenv(RUN_ID, "own")
+    paths = RunPaths(tmp_path)
+    RUN.write(paths.run, RunRecord(run_id=run_id))
+    file = paths.rank(int(worker_record.own_rank())).worker_events
+    file.parent.mkdir(parents=True)
+    worker_record.report(ExitingEvent())
+    assert len(event_log.read(file)) == written

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -17,7 +18,7 @@ import msgspec
 
 from ncclops.errors import UsageError
 from ncclops.exhausted import reason
-from ncclops.record import answer, event_log
+from ncclops.record import answer, event_log, path_claim
 from ncclops.record.events import Event, EventsLostEvent
 from ncclops.record.line_writer import LineWriter
 from ncclops.record.paths import DEFAULT_PARENT, VERDICT_FILE, RunPaths
@@ -69,6 +70,8 @@ class RunDirectory:
         self._say: Callable[[str], None] = _say
         self._writer: LineWriter | None = None
         self._listeners: list[Callable[[Event], None]] = []
+        if (claim := path_claim.claim(path)) is not None:
+            weakref.finalize(self, os.close, claim)
 
     @classmethod
     def create(
@@ -79,8 +82,9 @@ class RunDirectory:
         With ``several`` nodes, which may all be given the same directory of a shared file system,
         the first one to come takes it, and each of the others ``exact``/nodes/``node``.
 
-        Raises ``UsageError`` when it cannot be made or written, and ``DirectoryTaken`` where it
-        already holds a run: of all that want the same one, the first gets it.
+        Raises ``UsageError`` when it cannot be made or written, or a run is under way there whose
+        directory has gone, and ``DirectoryTaken`` where it already holds a run: of all that want
+        the same one, the first gets it.
         """
         run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         wanted = exact if exact is not None else (parent or DEFAULT_PARENT) / run_id
@@ -90,11 +94,13 @@ class RunDirectory:
                 " with --run-dir or --log-dir"
             )
         try:
+            _refuse_one_in_use(wanted)
             wanted.mkdir(parents=True, exist_ok=exact is not None)
             if several and not _claim(wanted, node):
                 if RunPaths(wanted).verdict.exists():  # of a job before this one
                     raise DirectoryTaken(wanted)
                 wanted = RunPaths(wanted).of_node(node)
+                _refuse_one_in_use(wanted)
                 wanted.mkdir(parents=True, exist_ok=True)
             paths = RunPaths(wanted.resolve())
             reserve = _reserve(paths.root)
@@ -207,6 +213,15 @@ class RunDirectory:
             answer.within(_VERDICT_LIMIT_S, write)
         except OSError as error:
             self.verdict_problem = error.strerror or str(error)
+
+
+def _refuse_one_in_use(wanted: Path) -> None:
+    if not RunPaths(wanted).holds_run() and (pid := path_claim.holder(wanted)) is not None:
+        raise UsageError(
+            f"{wanted} is used by a run under way, launched as process {pid}, whose directory was"
+            " removed or moved, and which goes on writing there: give --run-dir another path, or"
+            f" end that run first (`kill {pid}`)"
+        )
 
 
 def _reserve(directory: Path) -> int:

@@ -9,10 +9,12 @@ import functools
 import os
 from pathlib import Path
 
+from ncclops.errors import UsageError
 from ncclops.record import event_log
 from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
-from ncclops.record.variables import RUN_DIR
+from ncclops.record.run_record import RUN
+from ncclops.record.variables import RUN_DIR, RUN_ID
 
 
 @functools.cache
@@ -29,13 +31,26 @@ def report(event: Event) -> None:
     """Append ``event``; outside `launch`, and on a full disk, nothing happens.
 
     It is about this process's rank unless it names another. Nor does anything happen in a process
-    that the worker has forked: its end is not the end of the worker.
+    that the worker has forked: its end is not the end of the worker. Nor where another run has the
+    directory by now: its rank of this number would be taken for finished.
     """
     run_dir = os.environ.get(RUN_DIR)
     pid, rank = _own()
     if run_dir is None or not rank.isdecimal() or os.getpid() != pid:
         return
+    paths = RunPaths(Path(run_dir))
+    if _is_anothers(paths):
+        return
     try:
-        event_log.append(RunPaths(Path(run_dir)).rank(int(rank)).worker_events, event)
+        event_log.append(paths.rank(int(rank)).worker_events, event)
     except OSError:
         return
+
+
+def _is_anothers(paths: RunPaths) -> bool:
+    own = os.environ.get(RUN_ID)
+    try:
+        record = RUN.read(paths.run)
+    except UsageError:  # nothing says so
+        return False
+    return own is not None and record is not None and record.run_id not in (None, own)
