@@ -194,3 +194,18 @@ def test_a_path_is_taken_as_long_as_its_run_is_under_way_wherever_its_directory_
     os.close(done[1])
     os.waitpid(other, 0)
     assert create(path).path == path
+
+
+def test_the_verdict_of_a_run_is_not_written_over_that_of_another_that_has_its_directory(
+    tmp_path: Path,
+) -> None:
+    """As one of another host, where nothing tells the two of each other."""
+    first = create(tmp_path / "run")
+    shutil.rmtree(first.path)
+    second = create(tmp_path / "run")
+    second.write_run(RunRecord())
+    first.write_verdict(FAILED)
+    assert first.verdict_problem == "another run has its directory by now"
+    assert not second.paths.verdict.exists()
+    second.write_verdict(FAILED)
+    assert second.verdict_problem is None and second.paths.verdict.exists()

@@ -22,7 +22,7 @@ from ncclops.record import answer, event_log, path_claim
 from ncclops.record.events import Event, EventsLostEvent
 from ncclops.record.line_writer import LineWriter
 from ncclops.record.paths import DEFAULT_PARENT, VERDICT_FILE, RunPaths
-from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.run_record import RUN, RunRecord, is_of_another
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
 
 _FLUSH_LIMIT_S = 5.0
@@ -199,6 +199,8 @@ class RunDirectory:
         """
 
         def write() -> None:
+            if is_of_another(self.paths.run, self.run_id):
+                raise OSError("another run has its directory by now")
             if self._reserve is not None:
                 os.ftruncate(self._reserve, 0)  # the supervisor has it open as well
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from ncclops.errors import UsageError
 from ncclops.moments import LATEST_S
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import EnvChange
@@ -90,3 +92,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 RUN = DocumentKind(
     "ncclops.run/1", RunRecord, "`ncclops diagnose` shows what else the run has left"
 )
+
+
+def is_of_another(path: Path, run_id: str) -> bool:
+    """Whether the record in ``path`` says that its directory is another run's by now.
+
+    A run goes on where its directory was removed, and writes by paths.
+    """
+    try:
+        record = RUN.read(path)
+    except UsageError:  # nothing says so
+        return False
+    return record is not None and record.run_id not in (None, run_id)

@@ -9,11 +9,9 @@ import functools
 import os
 from pathlib import Path
 
-from ncclops.errors import UsageError
-from ncclops.record import event_log
+from ncclops.record import event_log, run_record
 from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
-from ncclops.record.run_record import RUN
 from ncclops.record.variables import RUN_DIR, RUN_ID
 
 
@@ -39,18 +37,10 @@ def report(event: Event) -> None:
     if run_dir is None or not rank.isdecimal() or os.getpid() != pid:
         return
     paths = RunPaths(Path(run_dir))
-    if _is_anothers(paths):
+    run_id = os.environ.get(RUN_ID)
+    if run_id is not None and run_record.is_of_another(paths.run, run_id):
         return
     try:
         event_log.append(paths.rank(int(rank)).worker_events, event)
     except OSError:
         return
-
-
-def _is_anothers(paths: RunPaths) -> bool:
-    own = os.environ.get(RUN_ID)
-    try:
-        record = RUN.read(paths.run)
-    except UsageError:  # nothing says so
-        return False
-    return own is not None and record is not None and record.run_id not in (None, own)
