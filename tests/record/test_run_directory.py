@@ -209,3 +209,9 @@ def test_the_verdict_of_a_run_is_not_written_over_that_of_another_that_has_its_d
     assert not second.paths.verdict.exists()
     second.write_verdict(FAILED)
     assert second.verdict_problem is None and second.paths.verdict.exists()
+
+
+def test_a_path_through_a_loop_of_links_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="cannot write the run directory"):
+        create(tmp_path / "loop" / "run")

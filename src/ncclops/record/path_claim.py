@@ -41,5 +41,7 @@ def holder(path: Path) -> int | None:
 
 
 def _address(path: Path) -> str:
-    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:40]
-    return f"\0ncclops-{os.geteuid()}-{digest}"
+    # Containers that share the host's network share these names, and have paths of their own.
+    mounts = Path("/proc/self/ns/mnt").stat().st_ino
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:40]
+    return f"\0ncclops-{os.geteuid()}-{mounts}-{digest}"
