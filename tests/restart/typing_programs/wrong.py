@@ -9,7 +9,7 @@ from ncclops.restart import CallWrapper, Wrapper
 
 Wrapper(soft_timeout=60)  # E: arg-type
 Wrapper(soft_timeouts=timedelta(seconds=60))  # E: call-arg
-Wrapper(timedelta(seconds=60))  # E: arg-type, call-arg
+Wrapper(timedelta(seconds=60))  # E: arg-type
 Wrapper(health_check=inprocess.initialize.RetryController())  # E: arg-type
 Wrapper(abort=print)  # E: arg-type
 Wrapper(on_incident=lambda incident: incident.cause_of_all)  # E: attr-defined
