@@ -43,7 +43,31 @@ LOGGED = {
     "domain=0x0032 address=0xfff flags=0x0020]",
     "too many neighbours": "neighbour: arp_cache: neighbor table overflow!",
     "a processor that is stuck": "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+    "a file server that is gone": "nfs: server 10.20.0.1 not responding, still trying",
+    "a Lustre target that is gone": "Lustre: fs1-OST0003-osc-ff1e: Connection to fs1-OST0003 (at "
+    "10.1.1.3@o2ib) was lost; in progress operations using this service will wait for recovery",
+    "a command that nobody answered": "mlx5_core 0000:5e:00.0: wait_func:1153:(pid 4242): "
+    "MODIFY_QP(0x503) timeout. Will cause a leak of a command resource",
+    "an issue of an adapter": "mlx5_core 0000:5e:00.0: print_health_info:429:(pid 0): Health issue "
+    "observed, irisc not responding, severity(3) ERROR:",
+    "an adapter that was given up": "mlx5_core 0000:5e:00.0: mlx5_health_try_recover:335:(pid 231):"
+    " handling bad device here",
+    "a queue of which the trace was shown before": "mlx5_core 0000:aa:00.0 eth3: TX timeout detected",
+    "a block that cannot be read": "critical medium error, dev nvme2n1, sector 999 op 0x0:(READ)",
+    "a file system's own block": 'XFS (nvme1n1): metadata I/O error in "xfs_trans_read_buf_map" at '
+    "daddr 0x2 len 1 error 5",
+    "an array that lost a disk": "md/raid0:md1: Disk failure on nvme4n1 detected, failing array.",
+    "a block of an array": "Buffer I/O error on dev md1, logical block 0, async page read",
+    "a disk that does not answer": "nvme nvme2: I/O 214 QID 12 timeout, aborting",
+    "a disk that does not answer, of newer kernels": "nvme nvme2: I/O tag 214 (10d6) opcode 0x2 "
+    "(Read) QID 12 timeout, aborting req_op:READ(0) size:4096",
 }
+
+
+def _storm(machine: Machine, chance: random.Random) -> str:
+    text = "pcieport 0000:15:01.0: AER: Corrected error message received from 0000:18:00.0"
+    machine.log = [*(machine.log or []), *[(600.0, text)] * 300]
+    return "host"
 
 
 def _few_cpus(machine: Machine, chance: random.Random) -> str:
@@ -332,6 +356,7 @@ DEFECTS = (
                 "tmpfs /dev/shm tmpfs rw,size=64g 0 0"), WARN),
     Defect("pages that move", "host.numa-balancing", ("pcie",), _on_grace, WARN),
     *(Defect(name, "host.kernel-log", METAL, logged(text), WARN) for name, text in LOGGED.items()),
+    Defect("a link that corrects errors all the time", "host.kernel-log", METAL, _storm, WARN),
     Defect("no device for CUDA in a container", "gpu.uvm", ("container-v1", "container-v2"),
            _no_uvm_in_docker),
     Defect("no device for CUDA without root", "gpu.uvm", ("container-v2",), _no_uvm_without_root),

@@ -290,6 +290,48 @@ def test_a_check_can_be_left_out() -> None:
     assert found(machine, "host.shm") == []
 
 
+GONE = "nfs: server {} not responding, still trying"
+LOST = "Lustre: fs1-{}-osc-ff1e: Connection to fs1-{} (at 10.1.1.3@o2ib) was lost; in progress"
+AER = "pcieport 0000:15:01.0: AER: {} error message received from 0000:{}:00.0"
+
+
+HARMLESS = [
+    "mlx5_core 0000:18:00.0: cmd_work_handler: cmd[0]: MODIFY_QP(0x503) recovered after timeout",
+    "mlx5_core 0000:18:00.0: print_health_info:429:(pid 0): Health issue observed, x, severity(5)",
+    "critical target error, dev sda, sector 8 op 0x3:(DISCARD)",
+    "I/O error, dev loop3, sector 0",
+    "Buffer I/O error on dev sr0, logical block 0",
+    "nvme nvme2: I/O 214 QID 12 timeout, completion polled",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ([GONE.format("a"), "nfs: server a OK"], Status.OK),
+        ([GONE.format("a"), GONE.format("b"), "nfs: server b OK"], Status.WARN),
+        ([GONE.format("a"), "nfs: server a OK", "nfs: server a not responding, timed out"],
+         Status.WARN),
+        ([LOST.format("OST1", "OST1"),
+          "Lustre: fs1-OST1-osc-ff1e: Connection restored to fs1-OST1 (at 10.1.1.3@o2ib)"],
+         Status.OK),
+        ([LOST.format("OST1", "OST1"),
+          "Lustre: fs1-OST2-osc-ff1e: Connection restored to 10.1.1.4@o2ib (at 10.1.1.4@o2ib)"],
+         Status.WARN),
+        ([AER.format("Corrected", 18)] * 299, Status.OK),
+        ([AER.format("Corrected", 18), AER.format("Corrected", 19)] * 200, Status.OK),
+        ([AER.format("Multiple Correctable", 18)] * 300, Status.WARN),
+        (HARMLESS, Status.OK),
+    ],
+    ids=["back", "another is back", "gone again", "target back", "another target back", "few",
+         "few of each", "many", "what nobody has to mend"],
+)  # fmt: skip
+def test_what_the_kernel_says_of_servers_links_and_disks(lines: list[str], wanted: Status) -> None:
+    machine = make(HGX)
+    machine.log = [(600.0, line) for line in lines]
+    assert status(machine, "host.kernel-log") is wanted
+
+
 def test_every_check_of_the_catalogue_has_a_rule_and_every_rule_a_check() -> None:
     assert set(RULES) == set(catalogue())
 

@@ -326,3 +326,16 @@ def test_nothing_above_a_root_is_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "up").symlink_to("../../../../../../..")
     assert files.read_text(tmp_path, name) is None
+
+
+def test_corrected_errors_do_not_drive_out_a_disk_nor_a_file_server(tmp_path: Path) -> None:
+    (tmp_path / "var/log").mkdir(parents=True)
+    storm = "nvme 0000:c1:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer\n" * 5_000
+    said = [
+        "critical medium error, dev sda, sector 9",
+        "md/raid1:md0: Disk failure on sda, disabling device.",
+        "nfs: server a not responding, still trying",
+        "Lustre: a-OST1-osc-ff: Connection to a-OST1 (at 10.1.1.3@o2ib) was lost; in progress",
+    ]
+    (tmp_path / "var/log/dmesg").write_text("\n".join([*said, storm]))
+    assert [line.text for line in read_log(tmp_path).lines][:4] == said

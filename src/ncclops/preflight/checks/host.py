@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
@@ -299,17 +300,31 @@ def kernel_log(check: Check, node: Node) -> Iterator[Finding]:
     if node.log.source is None:
         yield check.unknown(HOST, "the kernel log cannot be read")
         return
-    newest_s, seen = check.limit("hours") * 3600, dict[str, str]()
+    newest_s, seen = check.limit("hours") * 3600, dict[tuple[str, str], str]()
+    counts = Counter[tuple[str, str]]()
     for line in node.log.lines:
+        for what, who in _matches(check.texts("ends"), line.text):
+            seen.pop((what, who), None)
         if line.age_s is None or line.age_s > newest_s:
             continue
-        for what, pattern in check.texts("lines").items():
-            if re.search(pattern, line.text):
-                seen[what] = f"{line.text}, {line.age_s / 60:.0f} min ago"
-    for what, text in seen.items():
+        said = f"{line.text}, {line.age_s / 60:.0f} min ago"
+        seen |= dict.fromkeys(_matches(check.texts("lines"), line.text), said)
+        for each in _matches(check.texts("repeated"), line.text):
+            counts[each] += 1
+            if counts[each] >= check.limit("repeated_lines"):
+                seen[each] = f"{counts[each]} lines such as: {said}"
+    # One of a kind is enough: file systems with many servers lose them all at once.
+    for what, text in {what: text for (what, _), text in seen.items()}.items():
         yield check.warn(HOST, text, what if what in check.remedies else "")
     if not seen:
         yield check.ok(HOST, f"nothing in {node.log.source}")
+
+
+def _matches(patterns: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
+    """The kinds that ``text`` is of, each with ``who`` its pattern says it is about."""
+    for what, pattern in patterns.items():
+        if match := re.search(pattern, text):
+            yield what, match.groupdict().get("who") or ""
 
 
 def name(check: Check, node: Node) -> Iterator[Finding]:

@@ -24,12 +24,15 @@ from ncclops.record.regular_file import open_regular
 _WANTED = re.compile(
     r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
     r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than|Machine Check|NETDEV WATCHDOG"
-    r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error|nvme|nf_conntrack"
+    r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error| error, dev |md/raid|nvme|nf_conntrack"
+    r"|nfs: server|lockd: server|Lustre.*: Connection "
     r"|rcu: INFO|temperature above|table overflow|GPU reset executed"
 )
 # What convicts GPUs and switches, and what takes that back: thousands of lines of other devices do
 # not drive it out.
 _FIRST = re.compile(r"Xid|RmInitAdapter|fallen off the bus|loading NVIDIA|GPU reset executed")
+# What comes by the thousand where a link is bad: it does not drive out the others either.
+_MANY = re.compile(r"[Cc]orrect(?:ed|able) error|severity=Correct|error status/mask")
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000
@@ -94,8 +97,10 @@ def _kmsg() -> str | None:
 
 def _lines(text: str, moment: _Moment) -> Iterator[LogLine]:
     kept = [line for line in text.splitlines() if _WANTED.search(line)]
-    first = {n for n, line in enumerate(kept) if _FIRST.search(line)}
-    newest = {*sorted(first)[-_MOST_LINES:], *range(len(kept))[-_MOST_LINES:]}
+    first = [n for n, line in enumerate(kept) if _FIRST.search(line)]
+    many = [n for n, line in enumerate(kept) if _MANY.search(line)]
+    rest = sorted({*range(len(kept))} - {*many})
+    newest = {*first[-_MOST_LINES:], *many[-_MOST_LINES:], *rest[-_MOST_LINES:]}
     for line in (kept[number] for number in sorted(newest)):
         age = _age(line, moment)
         # What an earlier start of the machine has logged, this one may have mended.
