@@ -52,9 +52,9 @@ LOGGED = {
     "observed, irisc not responding, severity(3) ERROR:",
     "an adapter that was given up": "mlx5_core 0000:5e:00.0: mlx5_health_try_recover:335:(pid 231):"
     " handling bad device here",
-    "a queue of which the trace was shown before": "mlx5_core 0000:aa:00.0 eth3: TX timeout detected",
+    "a queue that is stuck again": "mlx5_core 0000:aa:00.0 eth3: TX timeout detected",
     "a block that cannot be read": "critical medium error, dev nvme2n1, sector 999 op 0x0:(READ)",
-    "a file system's own block": 'XFS (nvme1n1): metadata I/O error in "xfs_da_read_buf" at daddr 2',
+    "a file system's own block": 'XFS (md1): metadata I/O error in "xfs_da_read_buf" at daddr 2',
     "an array that lost a disk": "md/raid0:md1: Disk failure on nvme4n1 detected, failing array.",
     "a block of an array": "Buffer I/O error on dev md1, logical block 0, async page read",
     "a disk that does not answer": "nvme nvme2: I/O 214 QID 12 timeout, aborting",
