@@ -40,6 +40,11 @@ class NcclopsError(Exception):
         super().__init__("\n".join(lines))
         self.lines = lines
 
+    def first_line(self, command: str) -> str:
+        """What is wrong first, and how many more there are, which ``command`` shows."""
+        first, *more = self.lines
+        return f"{first} ({len(more)} more: `{command}`)" if more else first
+
 
 class UsageError(NcclopsError):
     """Wrong usage, or input that cannot be read or is not valid."""

@@ -1,4 +1,4 @@
-"""What somebody may have meant who wrote a word that is not known."""
+"""The known words that are close to one that is not known: ``did you mean …?``."""
 
 from __future__ import annotations
 

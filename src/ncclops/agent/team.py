@@ -28,7 +28,7 @@ class Team:
     finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
     lost: set[int] = field(default_factory=set)  # the restarts went on without them
     lost_for: dict[int, str] = field(default_factory=dict)  # each rank's last fault, in words
-    raised: dict[int, str] = field(default_factory=dict)  # those of them that are exceptions
+    raised: set[int] = field(default_factory=set)  # ranks of which that is an exception
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     returning: set[int] = field(default_factory=set)  # their new processes have not entered yet
@@ -98,7 +98,7 @@ class Team:
         rank = self.last_faulty
         if self.escalation is None or rank is None or rank not in self.raised:
             return {}
-        return {rank: self.raised[rank]}
+        return {rank: self.lost_for[rank]}
 
     def starting_up(self) -> bool | None:
         """Whether the attempt failed before each process group had completed a collective.

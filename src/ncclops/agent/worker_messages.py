@@ -142,9 +142,9 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.last_faulty = about
             team.lost_for[about] = event.cause.removeprefix(f"rank {about}: ")
             if event.kind == _RAISED:
-                team.raised[about] = team.lost_for[about]
+                team.raised.add(about)
             else:
-                team.raised.pop(about, None)
+                team.raised.discard(about)
             if event.rank is None and event.kind == RANK_LOST:
                 # It lives and says so itself: the others had gone on without it, and it ends.
                 team.explained[about] = team.lost_for[about]

@@ -152,12 +152,12 @@ def standing_signatures() -> SignatureSet:
         directories = standing_directories()
         if directories:
             return load_signatures(*directories, cache=Cache.of_user())
-        return shipped_signatures()
-    except (UsageError, OSError) as error:
-        first, *more = getattr(error, "lines", (str(error),))
-        others = f" ({len(more)} more: `ncclops classify --list`)" if more else ""
-        log.warning("only the shipped signatures are used: %s%s", first, others)
-        return shipped_signatures()
+    except UsageError as error:
+        why = error.first_line("ncclops classify --list")
+        log.warning("only the shipped signatures are used: %s", why)
+    except OSError as error:
+        log.warning("only the shipped signatures are used: %s", error)
+    return shipped_signatures()
 
 
 @lru_cache

@@ -97,8 +97,7 @@ def _database(literals: Sequence[bytes], cache: Cache) -> Any:
     if (kept := cache.read(_KIND, source)) is not None:
         # It checks itself for another version, for other processors, and for damage.
         with suppress(hyperscan.error):
-            database = hyperscan.loadb(kept, hyperscan.HS_MODE_BLOCK)
-            return database
+            return hyperscan.loadb(kept, hyperscan.HS_MODE_BLOCK)
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     count = len(literals)
     database.compile(

@@ -143,8 +143,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if hasattr(error, "format_message"):
             from ncclops.cli._refused import worded
 
-            _tell_the_starter(UsageError(worded(error)))
-            return _fail(worded(error), code=getattr(error, "exit_code", 2))
+            line = worded(error)
+            _tell_the_starter(UsageError(line))
+            return _fail(line, code=getattr(error, "exit_code", 2))
         return _fail_for_what_is_exhausted(error)
     return code if isinstance(code, int) else 0
 

@@ -33,8 +33,7 @@ def _summary(origin: str, path: Path, cwd: Path | None) -> ProfileSummary:
     try:
         profile = load_profiles([str(path)], cwd=cwd)  # with all that it extends
     except ProfileError as error:
-        first, *more = error.lines
-        problem = f"{first} ({len(more)} more: `ncclops profile validate`)" if more else first
+        problem = error.first_line("ncclops profile validate")
         return ProfileSummary(path.stem, "-", "-", "", origin, path, problem)
     return ProfileSummary(path.stem, profile.kind, profile.nodes, profile.description, origin, path)
 

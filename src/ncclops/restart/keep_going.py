@@ -126,11 +126,9 @@ class KeepGoing:
             if os.getpid() != loop.pid:
                 raise caught
             loop.settle()
-            if loop.as_call.begins_anew:
-                kept_beside.drop()
-                kept_default.end()
-                raise caught
             try:
+                if loop.as_call.begins_anew:
+                    raise caught
                 loop.restart_inside(caught, torch_state)
             except BaseException:
                 kept_beside.drop()

@@ -131,7 +131,6 @@ class _Look:
         doubtful = (found.unsure - answers) | found.flaky | self._thin
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
-        losses = [as_group(each, lost.__contains__, self._groups) for each in losses]
         # A host that stood still for some seconds has failed once, and lost nothing at random.
         losses = [each for each in losses if each.explained & (found.loss | found.stalled)]
         chance = self._within(losses)
@@ -155,13 +154,13 @@ class _Look:
             store=True,
         )
         large = found.large - chance
-        untold = found.unknown_large | lost | chance
+        not_known = found.unknown_large | lost | chance
         # A connection carries data both ways, whoever opened it; the way back is not looked at
         # where the way there loses it.
         made += self._explained(
             "large",
             large,
-            lambda edge: edge in untold and edge[::-1] in untold | large,
+            lambda edge: edge in not_known and edge[::-1] in not_known | large,
         )
         made += ending
         chance |= inside
@@ -187,8 +186,7 @@ class _Look:
         resending = states.States(loss=found.resending)
         # What is thin has a queue that is full, or loses packets as well.
         lost = lost | unsure | self._thin
-        packets = losses_of(self._live, resending, unsure, lost, self._groups)
-        return [as_group(each, lost.__contains__, self._groups) for each in packets]
+        return losses_of(self._live, resending, unsure, lost, self._groups)
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""

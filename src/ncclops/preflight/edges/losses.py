@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ncclops.preflight.edges import schedule
-from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, explain
+from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, as_group, explain
 from ncclops.preflight.edges.model import Shape
 from ncclops.preflight.edges.states import States
 
@@ -43,9 +43,17 @@ def losses_of(
 
     ``doubtful`` edges count beside a host that does, ``lost`` ones say nothing.
     """
-    losing, claims = _losing(found, doubtful), list[Claim]()
-    if few := _of_few_hosts(live, losing, lost, groups):
-        return few
+    losing = _losing(found, doubtful)
+    few = _of_few_hosts(live, losing, lost, groups)
+    claims = few or _of_groups(live, losing, found, lost, groups)
+    return [as_group(each, lost.__contains__, groups) for each in claims]
+
+
+def _of_groups(
+    live: Sequence[int], losing: set[Edge], found: States, lost: set[Edge], groups: Groups
+) -> list[Claim]:
+    """Everything, or two groups, where all edges lose; and what explains the rest."""
+    claims = list[Claim]()
     for by, first, second in _wide(live, groups):
         if len(losing) < _WIDE * len(first) * (len(second) - 1):
             continue  # however they lie; thousands of hosts have millions of edges
@@ -158,13 +166,17 @@ def _wide(
 
 def often_flaky(found: States) -> set[int]:
     """Hosts with so many edges that have failed once, or lose connections, that it is no chance."""
-    often = Counter(end for edge in found.loss | found.flaky for end in edge)
-    return {end for end, count in often.items() if count >= _FLAKY}
+    return {end for end, count in _troubled(found).items() if count >= _FLAKY}
+
+
+def _troubled(found: States) -> Counter[int]:
+    """How many edges of each host have failed once, or lose connections."""
+    return Counter(end for edge in found.loss | found.flaky for end in edge)
 
 
 def _losing(found: States, doubtful: set[Edge]) -> set[Edge]:
     """Edges that lose connections; beside a host that does, what is doubtful is the same."""
-    often = Counter(end for edge in found.loss | found.flaky for end in edge)
+    often = _troubled(found)
     many = often_flaky(found)
     sure = found.loss | {edge for edge in found.flaky if many.intersection(edge)}
     ends = {end for a, b in sure for end, other in ((a, b), (b, a)) if often[end] >= often[other]}

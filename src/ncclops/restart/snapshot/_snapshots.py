@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from numbers import Integral, Real
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclops.restart import _calls
@@ -85,12 +86,11 @@ class _Iteration:
         return 0 if self.round is None else self.round.number + 1
 
 
-def _check_types(**given: tuple[object, type, str]) -> None:
+def _check_types(**given: tuple[object, type | UnionType, str]) -> None:
     """Raises ``TypeError`` for a value that is of another type than it has to be."""
     for name, (value, kind, wanted) in given.items():
-        is_left_out = value is None and wanted.endswith("None")
-        is_odd = isinstance(value, bool) and kind is not bool
-        if is_odd or not (is_left_out or isinstance(value, kind)):
+        is_odd = isinstance(value, bool) and kind is not bool  # which Python takes for a number
+        if is_odd or not isinstance(value, kind):
             raise TypeError(f"{name}={value!r}: give {wanted}")
 
 
@@ -154,11 +154,11 @@ class Snapshots:
         if isinstance(replicated, str) or not isinstance(replicated, Collection):
             raise TypeError(f"replicated={replicated!r}: give a list of names")
         _check_types(
-            every=(every, Integral, "a number of steps, or None"),
+            every=(every, Integral | None, "a number of steps, or None"),
             budget=(budget, Real, "a share of the time, as 0.02"),
-            memory_for_partner=(memory_for_partner, Integral, "a number of bytes, or None"),
+            memory_for_partner=(memory_for_partner, Integral | None, "a number of bytes, or None"),
             shard=(shard, str, "text"),
-            domain=(domain, str, "text, or None"),
+            domain=(domain, str | None, "text, or None"),
             name=(name, str, "text"),
             partner=(partner, bool, "True or False"),
             overlap=(overlap, bool, "True or False"),
