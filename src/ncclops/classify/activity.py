@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # Each begins with a fixed run of characters, by which `re` skips through text that has none. A
 # number with a percent sign is a bar's, which counts only where it has moved on.
@@ -106,8 +107,7 @@ WHOLE_BLOCK = 64 * 1024
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1).
 
     ``last_is_bar``: whether the last of the steps is one that a progress bar shows.

@@ -15,8 +15,9 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ncclops._version import __version__
 
@@ -28,8 +29,7 @@ _MOST_BYTES = 32 << 20
 _MOST_FILES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Struct, frozen=True):
     """Results by what they were built from; ``directory`` None keeps nothing."""
 
     directory: Path | None

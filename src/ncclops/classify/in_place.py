@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from ncclops.classify.model import Signature
@@ -49,8 +50,7 @@ def is_failed_start(text: str) -> bool:
     return any(words in text for words in data()["failed-start"]["words"])
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """What the signatures say of an exception.
 
     ``is_final``: no new start changes anything about it. ``is_script_s``: nothing shows that it is

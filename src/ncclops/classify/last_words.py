@@ -13,10 +13,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from ncclops.classify.matched_lines import is_of_ignored_exception, readings
 
@@ -75,8 +76,7 @@ _IS_QUIET = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(Struct, frozen=True):
     """A class, how sure of it, and the line that speaks most for it with the words that do.
 
     ``source`` is the place of the line's log among those read.
@@ -177,8 +177,7 @@ def _speaking_for(class_: str) -> Callable[[str], float]:
     return speaks
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
+class _Model(Struct, frozen=True):
     intercepts: dict[str, float]
     words: dict[str, tuple[float, dict[str, float]]]
 

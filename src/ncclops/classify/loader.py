@@ -13,10 +13,12 @@ import logging
 import re
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ncclops.classify.cache import NO_CACHE, Cache
 from ncclops.classify.matcher import Matcher, build_matcher
@@ -58,15 +60,14 @@ _KIND = "signatures"
 _SHIPPED = Path(__file__).with_name("signatures")
 
 
-@dataclass(frozen=True)
-class SignatureSet:
+class SignatureSet(Struct, frozen=True, eq=False, dict=True):
     """All signatures of a scan, in order, with the index from literals back to them.
 
     ``cache`` is for what is built of them when the first large block is searched.
     """
 
     signatures: tuple[Signature, ...]
-    cache: Cache = field(default=NO_CACHE, compare=False, repr=False)
+    cache: Cache = NO_CACHE
 
     @cached_property
     def compiled(self) -> tuple[CompiledSignature, ...]:
@@ -95,6 +96,16 @@ class SignatureSet:
     def signatures_of_literal(self) -> tuple[tuple[int, ...], ...]:
         """For each literal (by its index), the signatures that it brings up (by theirs)."""
         return tuple(tuple(numbers) for numbers in self._by_literal.values())
+
+    @cached_property
+    def dropped_beside_firm(self) -> frozenset[int]:
+        """Weak signatures that outrank weak ones only: beside a firm one they change nothing."""
+        weak = {each.id for each in self.signatures if each.certainty == "weak"}
+        return frozenset(
+            number
+            for number, each in enumerate(self.signatures)
+            if each.id in weak and each.outranks | each.explains_line <= weak
+        )
 
     @cached_property
     def matcher(self) -> Matcher:

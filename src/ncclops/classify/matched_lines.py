@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from ncclops.classify.model import Signature, Stamp
 
@@ -69,8 +70,7 @@ EVIDENCE_CHARS = 600
 _RANK_DIGITS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A line that something matched, and what is known about it."""
 
     text: str
@@ -80,8 +80,7 @@ class Line:
     steps_before: int
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A signature found in a line, where, the rank that it accuses, and the one that wrote it."""
 
     signature: Signature
@@ -199,15 +198,21 @@ def _conditional(signature: Signature) -> bool:
     return bool(signature.requires or signature.absent or signature.compares)
 
 
-def strongest_on_line(matched: list[Match]) -> list[Match]:
-    """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
+def holds_firm(matched: Iterable[Match]) -> bool:
+    """Whether one of a line's matches makes the weak ones beside it say nothing."""
     # What holds on a condition is settled when the whole log is known, not here.
-    found = [m.signature for m in matched if not _conditional(m.signature)]
-    failures = [s for s in found if s.role != "benign"]
-    firm = any(
+    found = (match.signature for match in matched if not _conditional(match.signature))
+    failures = [signature for signature in found if signature.role != "benign"]
+    return any(
         s.certainty != "weak" and not any(other.outranks_signature(s) for other in failures)
         for s in failures
     )
+
+
+def strongest_on_line(matched: list[Match]) -> list[Match]:
+    """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
+    found = [match.signature for match in matched if not _conditional(match.signature)]
+    firm = holds_firm(matched)
 
     def survives(signature: Signature) -> bool:
         if any(other.explains_on_line(signature) for other in found if other is not signature):

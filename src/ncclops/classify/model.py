@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
+
+from msgspec import Struct, field
 
 SCHEMA = "ncclops.classify/1"
 # The ``file`` of evidence that was given as a value: how ranks ended, hangs, what the kernel tells.
@@ -64,8 +65,7 @@ CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.9, "weak": 0.75}
 _TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(Struct, frozen=True, kw_only=True):
     """One way in which one piece of software words one condition.
 
     ``literals``: byte-exact fragments, any of which brings the line to ``pattern``.
@@ -130,8 +130,7 @@ class Signature:
         return other.id in self.explains_line or self.outranks_signature(other)
 
 
-@dataclass(frozen=True)
-class CompiledSignature:
+class CompiledSignature(Struct, frozen=True, dict=True):
     """A signature with its patterns, compiled when the first line asks for them."""
 
     signature: Signature
@@ -156,8 +155,7 @@ class CompiledSignature:
 Stamp = tuple[int | None, int, int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A line on which a signature matched, or a fact that it names.
 
     ``rank`` is who the line is about (None: it does not say), ``steps_before`` the number of
@@ -178,8 +176,7 @@ class Hit:
     process: tuple[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """A line that supports the verdict; ``line`` is 1-based.
 
     A fact that was given as a value has the name of its source as ``file`` (``exit status``,
@@ -204,8 +201,7 @@ class Evidence:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classification:
+class Classification(Struct, frozen=True, kw_only=True):
     """What failed, which rank began it, and whether it may be tried again."""
 
     class_: str
@@ -278,8 +274,7 @@ class Classification:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A class that an unexplained failure may be of, and what would decide whether it is."""
 
     class_: str
@@ -289,8 +284,7 @@ class Candidate:
         return {"class": self.class_, "decide": self.decide}
 
 
-@dataclass(slots=True)
-class Stats:
+class Stats(Struct):
     """How much was read, and in how long (``seconds``, wall clock)."""
 
     files: int = 0
@@ -307,8 +301,7 @@ class Stats:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The verdict with the lines that prove it."""
 
     verdict: Classification

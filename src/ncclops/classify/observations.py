@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from ncclops.classify.model import Hit, Stamp
 from ncclops.classify.stamps import comparable
@@ -12,8 +12,7 @@ COLLECTIVES_DONE = "context-collectives-completed"
 _RUN_OF_STEPS = 10
 
 
-@dataclass(slots=True)
-class SourceLife:
+class SourceLife(Struct):
     """What one source showed of the job being alive; lines are 1-based, None is never."""
 
     steps: int = 0
@@ -29,28 +28,29 @@ class SourceLife:
     """The number in torchrun's ``attempt_<n>`` folder."""
 
 
-@dataclass(slots=True)
 class Observations:
-    """All that a scan saw, in no particular order."""
+    """All that a scan saw, in no particular order.
 
-    hits: list[Hit]
-    lives: list[SourceLife]
-    first_failed_rank: int | None = None
-    starting_up: bool | None = None
-    """Whether the first collective is still to come, where the caller knows; else the log says."""
-    is_empty: bool = False
-    """Neither a byte was read nor a fact given."""
-    # For stamps that name no year: the latest one that any line names.
-    year: int = field(init=False)
-    _when: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
-    _last_steps_at: list[float] = field(init=False, default_factory=list)
+    ``starting_up``: whether the first collective is still to come, where the caller knows (None:
+    the log says). ``is_empty``: neither a byte was read nor a fact given.
+    """
 
-    def __post_init__(self) -> None:
-        stamps = [hit.stamp for hit in self.hits] + [life.last_step_stamp for life in self.lives]
+    def __init__(
+        self,
+        hits: list[Hit],
+        lives: list[SourceLife],
+        first_failed_rank: int | None,
+        starting_up: bool | None,
+        is_empty: bool,
+    ) -> None:
+        self.hits, self.lives = hits, lives
+        self.first_failed_rank = first_failed_rank
+        self.starting_up, self.is_empty = starting_up, is_empty
+        stamps = [hit.stamp for hit in hits] + [life.last_step_stamp for life in lives]
+        # For stamps that name no year: the latest one that any line names.
         self.year = max((stamp[0] for stamp in stamps if stamp and stamp[0]), default=2000)
-        for hit in self.hits:
-            self._when[hit.order] = (self._at(hit.stamp), hit.order)
-        self._last_steps_at = [self._at(life.last_step_stamp) for life in self.lives]
+        self._when = {hit.order: (self._at(hit.stamp), hit.order) for hit in hits}
+        self._last_steps_at = [self._at(life.last_step_stamp) for life in lives]
 
     def _at(self, stamp: Stamp | None) -> float:
         return comparable(stamp, self.year) if stamp else float("-inf")

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from datetime import datetime
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ncclops.classify import line_ranks, stamps
 from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
@@ -27,6 +29,7 @@ from ncclops.classify.matched_lines import (
     accused,
     by_line,
     excerpt,
+    holds_firm,
     is_of_ignored_exception,
     readings,
     strongest_on_line,
@@ -65,8 +68,7 @@ _TOPICS = "topic-"
 _PLAIN_EXCEPTIONS = ("python-exception", "python-exception-other")
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(Struct):
     """One stream of one rank, or one file."""
 
     name: str
@@ -323,18 +325,23 @@ class Scanner:
 
     def _match(self, texts: list[str], literals: set[int]) -> list[Match]:
         """The signatures that match one line in one of its readings."""
-        by_literal = self._signatures.signatures_of_literal
-        candidates = sorted({number for literal in literals for number in by_literal[literal]})
-        matched: list[Match] = []
-        for number in candidates:
-            compiled = self._signatures.compiled[number]
-            of_topic = compiled.signature.id.startswith(_TOPICS)
-            for text in texts[-1:] if of_topic and texts[0].startswith("(") else texts:
-                if (found := compiled.match(text)) is not None:
-                    ranks = accused(found), writer(found)
-                    matched.append(Match(compiled.signature, found.start(), *ranks))
-                    break
-        return strongest_on_line(matched)
+        signatures = self._signatures
+        by_literal = signatures.signatures_of_literal
+        candidates = {number for literal in literals for number in by_literal[literal]}
+        weak = candidates & signatures.dropped_beside_firm
+        matched = {number: self._found(number, texts) for number in candidates - weak}
+        if not holds_firm(filter(None, matched.values())):
+            matched |= {number: self._found(number, texts) for number in weak}
+        in_order = (matched[number] for number in sorted(matched))
+        return strongest_on_line([match for match in in_order if match is not None])
+
+    def _found(self, number: int, texts: list[str]) -> Match | None:
+        compiled = self._signatures.compiled[number]
+        of_topic = compiled.signature.id.startswith(_TOPICS)
+        for text in texts[-1:] if of_topic and texts[0].startswith("(") else texts:
+            if (found := compiled.match(text)) is not None:
+                return Match(compiled.signature, found.start(), accused(found), writer(found))
+        return None
 
     def _add_fact(self, rank: int, name: str, text: str, signatures: list[Signature]) -> None:
         self._is_empty = False

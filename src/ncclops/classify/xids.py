@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 # `NVRM: Xid (PCI:0000:91:00): 79, …` of the kernel, and `Xid 79` or `XID error: 79` of tools.
 _NUMBER = re.compile(
@@ -13,8 +14,7 @@ _NUMBER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """One entry of the catalogue: ``action`` is NVIDIA's name for the remedy."""
 
     number: int
