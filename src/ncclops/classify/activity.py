@@ -9,96 +9,169 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from msgspec import Struct
 
-# Each begins with a fixed run of characters, by which `re` skips through text that has none. A
-# number with a percent sign is a bar's, which counts only where it has moved on.
-_STEP = re.compile(
-    rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+(?![\d%])[^\n\r]{0,300}?"
-    rb"(?:_[Ll]oss|\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed|mem"
-    rb"|[Tt]flops?|TFLOPS?))"
+# Signs are (words, expression): text that has none of the words, in whatever case, is not searched
+# for the expression, and one that is not searched for is not compiled: that takes longer than all
+# else about a small log. Without words it is searched for at all times.
+_Signs = tuple[tuple[tuple[bytes, ...], bytes], ...]
+
+# A number with a percent sign is a bar's, which counts only where it has moved on.
+_STEPS: _Signs = (
+    (
+        (b"tep", b"ter", b"atch"),
+        rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+(?![\d%])[^\n\r]{0,300}?"
+        rb"(?:_[Ll]oss|\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed"
+        rb"|mem|[Tt]flops?|TFLOPS?))",
+    ),
+    # A row of nccl-tests: bytes, elements, type, operation and root (not of all), time, bandwidths.
+    (
+        (b"int", b"float", b"double", b"half", b" f8e"),
+        rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
+        rb"\d+\.?\d* +\d+\.\d+",
+    ),
+    # A bar without an end, `129it [43:14, 20.11s/it, loss=0.16]`: a step where it shows a loss.
+    (
+        (b"it [",),
+        rb"it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?loss=",
+    ),
+    # What DeepEP's and other tests of bandwidth print of each size.
+    ((b"[tuning]",), rb"\[tuning\][^\n]{0,120}?\d GB/s"),
+    # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
+    ((b"/step",), rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b"),
+    # What vLLM and SGLang print as long as they answer.
+    ((b"avg prompt throughput: ",), rb"Avg prompt throughput: "),
+    ((b"decode batch",), rb"Decode batch[^\n]{0,200}throughput"),
+    ((b", generated text: ",), rb", Generated text: "),
+    ((b'"post /',), rb"\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"),
+    # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
+    ((b"rain loss/",), rb"rain loss/\S{1,40}: \d"),
+    ((b"finished iteration ",), rb"finished iteration \d"),
+    ((b"step:",), rb"step:\d{1,9} - \w+/"),
+    # An epoch's accuracy.
+    (
+        (b"epoch",),
+        rb"\bEpoch\W{1,4}\d{1,6}\W{1,4}(?i:train |valid\w* |test )?(?i:acc\w*)\W{1,3}\d",
+    ),
 )
-_LOSS = re.compile(rb"oss'?\W{1,4}\d")
+_LOSS: _Signs = (((b"oss",), rb"oss'?\W{1,4}\d"),)
 _LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
 # Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each.
-_BAR = re.compile(
-    rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
-)
-# A row of nccl-tests: bytes, elements, type, operation and root (not of all), time, bandwidths.
-_TEST_ROW = re.compile(
-    rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
-    rb"\d+\.?\d* +\d+\.\d+"
-)
-# A bar without an end, `129it [43:14, 20.11s/it, loss=0.16]`: a step where it shows a loss.
-_OPEN_BAR = re.compile(rb"it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?loss=")
-# What DeepEP's and other tests of bandwidth print of each size.
-_TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
-# Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
-_KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
-# What vLLM and SGLang print as long as they answer.
-_SERVED = re.compile(
-    rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: "
-    rb"|\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"
-)
-# Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics, an
-# epoch's accuracy.
-_REPORTED = re.compile(
-    rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/"
-    rb"|\bEpoch\W{1,4}\d{1,6}\W{1,4}(?i:train |valid\w* |test )?(?i:acc\w*)\W{1,3}\d"
+_BAR: _Signs = (
+    (
+        (b"%|",),
+        rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}"
+        rb"(?:it/s|s/it)",
+    ),
 )
 # Bars of work that is done before training, by the verbs they begin with.
-_OTHER_BAR = re.compile(
+_OTHER_BAR = (
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
     rb"|[Gg]enerat|[Pp]rocess|[Rr]ead"
 )
-_END = re.compile(
-    rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training"
-    rb"|trial \S+ completed after)"
-    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b"
-    rb"|(?<=\.\.\. )(?:ok\s*$|passed\b)"
+_END: _Signs = (
+    (
+        (b"training",),
+        rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)",
+    ),
+    ((b"trial ",), rb"(?i:trial \S+ completed after)"),
+    ((b"# avg bus bandwidth",), rb"# Avg bus bandwidth"),
+    ((b"collective test concluded",), rb"Collective test concluded"),
+    ((b"test passed",), rb"\btest passed\b"),
+    ((b"... ",), rb"(?<=\.\.\. )(?:ok\s*$|passed\b)"),
     # The metrics that transformers' Trainer prints when the last evaluation is done.
-    rb"|\b(?:eval|predict|test)_(?:samples_per_second|steps_per_second|runtime)\s+=\s+\d"
-    rb"|={3,} \d+ passed[^\n]{0,60} in [\d.]+s"
+    (
+        (b"per_second", b"_runtime"),
+        rb"\b(?:eval|predict|test)_(?:samples_per_second|steps_per_second|runtime)\s+=\s+\d",
+    ),
+    ((b" passed",), rb"={3,} \d+ passed[^\n]{0,60} in [\d.]+s"),
 )
-_INIT = re.compile(
-    rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
-    rb"|Warmup completed|Application startup complete|fired up and ready to roll"
-    rb"|Uvicorn running on|RUNNING +OK|Shard ready in \d|text_generation_router: Connected"
-    rb"|torch\.compile takes \d|Graph capturing finished|init engine [^\n]{0,60}took"
+_INIT: _Signs = (
+    ((b" complete",), rb"(?:Init|Destroy) COMPLETE"),
+    ((b"connected all ",), rb"Connected all (?:rings|trees)"),
+    ((b"connected nvls",), rb"Connected NVLS"),
+    ((b"warmup completed",), rb"Warmup completed"),
+    ((b"application startup complete",), rb"Application startup complete"),
+    ((b"fired up and ready to roll",), rb"fired up and ready to roll"),
+    ((b"uvicorn running on",), rb"Uvicorn running on"),
+    ((b"running ",), rb"RUNNING +OK"),
+    ((b"shard ready in ",), rb"Shard ready in \d"),
+    ((b"text_generation_router: connected",), rb"text_generation_router: Connected"),
+    ((b"torch.compile takes ",), rb"torch\.compile takes \d"),
+    ((b"graph capturing finished",), rb"Graph capturing finished"),
+    ((b"init engine ",), rb"init engine [^\n]{0,60}took"),
 )
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
-_INIT_BEGUN = re.compile(
-    rb"NCCL INFO |:\d{1,7} \[\d{1,2}\] INFO |NCCL version \d|coll channels"
-    rb"|is connected to \d+ peer ranks"
-    rb"|Setting up process group for: env://|Started distributed worker processes"
-    rb"|Rendezvous complete for workers|[Nn]etwork check result is True"
-    rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
-    rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
+_BEGUN: _Signs = (
+    ((b"nccl info ",), rb"NCCL INFO "),
+    ((b"] info ",), rb":\d{1,7} \[\d{1,2}\] INFO "),
+    ((b"nccl version ",), rb"NCCL version \d"),
+    ((b"coll channels",), rb"coll channels"),
+    ((b"is connected to ",), rb"is connected to \d+ peer ranks"),
+    ((b"setting up process group",), rb"Setting up process group for: env://"),
+    ((b"started distributed worker",), rb"Started distributed worker processes"),
+    ((b"rendezvous complete",), rb"Rendezvous complete for workers"),
+    ((b"network check result",), rb"[Nn]etwork check result is True"),
+    ((b"completed store-based",), rb"Completed store-based barrier"),
+    ((b" processes registered",), rb"All (?:distributed|DDP) processes registered"),
+    ((b"initializing d",), rb"(?i:initializing (?:distributed|ddp): GLOBAL_RANK)"),
+    ((b"distributed init (rank ",), rb"distributed init \(rank \d"),
     # A rank that has been told how many there are.
-    rb"|(?i:\brank[ :=]{1,2}\d{1,6},? ?(?:/|of|\(?world[ _]size) ?[:=]? ?(?:size )?\d)"
-    rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
-    rb"|Initializing an? (?:V\d )?LLM engine|Initializing TorchBackend|vLLM is using nccl=="
-    rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
-    rb"|ProcessGroupNCCL initializ(?:ed|ation)|NCCL watchdog thread started"
-    rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
+    (
+        (b"rank",),
+        rb"(?i:\brank[ :=]{1,2}\d{1,6},? ?(?:/|of|\(?world[ _]size) ?[:=]? ?(?:size )?\d)",
+    ),
+    ((b"net/ofi selected ",), rb"NET/OFI Selected [Pp]rovider is"),
+    ((b"using network ",), rb"\bUsing network [A-Z]\w+"),
+    ((b"initializing a",), rb"Initializing an? (?:V\d )?LLM engine"),
+    ((b"initializing torchbackend",), rb"Initializing TorchBackend"),
+    ((b"vllm is using nccl==",), rb"vLLM is using nccl=="),
+    ((b"init torch distributed",), rb"Init torch distributed"),
+    ((b"vllm api server version",), rb"vLLM API server version"),
+    ((b"server_args=",), rb"\bserver_args=ServerArgs\("),
+    ((b"world info dict: ",), rb"WORLD INFO DICT: "),
+    ((b"processgroupnccl initializ",), rb"ProcessGroupNCCL initializ(?:ed|ation)"),
+    ((b"nccl watchdog thread started",), rb"NCCL watchdog thread started"),
+    ((b"num_local_procs=",), rb"nnodes=\d{1,5}, num_local_procs="),
+    ((b'"post /',), rb"\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"),
     # Servers that load their model: vLLM, SGLang, TensorRT-LLM.
-    rb"|\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]|Load weight end\."
-    rb"|Starting to load model \S|in world size \d{1,6} is assigned as"
-    rb"|(?:GPU KV cache size|Available KV cache memory): \d|Load weight begin"
-    rb"|KV Cache is allocated\. #tokens|Load engine takes: \d|\[TensorRT-LLM\]\[INFO\] MPI size: \d"
+    (
+        (b"ing took ", b"weights took "),
+        rb"\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]",
+    ),
+    ((b"load weight ",), rb"Load weight (?:end\.|begin)"),
+    ((b"starting to load model ",), rb"Starting to load model \S"),
+    ((b"in world size ",), rb"in world size \d{1,6} is assigned as"),
+    (
+        (b"kv cache",),
+        rb"(?:GPU KV cache size|Available KV cache memory): \d|KV Cache is allocated\. #tokens",
+    ),
+    ((b"load engine takes: ",), rb"Load engine takes: \d"),
+    ((b"[tensorrt-llm]",), rb"\[TensorRT-LLM\]\[INFO\] MPI size: \d"),
     # The head of nccl-tests and rccl-tests, before their first row.
-    rb"|# (?:Collective test starting|nThread \d+ nGpus \d+ minBytes)"
+    ((b"# collective test starting",), rb"# Collective test starting"),
+    ((b"# nthread ",), rb"# nThread \d+ nGpus \d+ minBytes"),
     # The coordination service of JAX and TensorFlow has its tasks.
-    rb"|has connected to coordination service|[Cc]oordination agent has successfully connected"
-    rb"|Connected to distributed JAX controller"
+    ((b"coordination service",), rb"has connected to coordination service"),
+    ((b"coordination agent",), rb"[Cc]oordination agent has successfully connected"),
+    ((b"connected to distributed jax",), rb"Connected to distributed JAX controller"),
     # TensorFlow finds the GPU's libraries; a replica of torchft's is in its quorum.
-    rb"|Successfully opened dynamic library libcu|Finished quorum for group_rank"
+    ((b"opened dynamic library",), rb"Successfully opened dynamic library libcu"),
+    ((b"finished quorum for ",), rb"Finished quorum for group_rank"),
     # Rows of other tests of latency and bandwidth: OSU's, UCX's, perftest's.
-    rb"|# OSU MPI|msg_pow2,|(?<=\n)\d+(?:[, \t]+\d+)?(?:[, \t]+\d+\.\d+){4,}[, \t]*\r?\n"
-    rb"|DeepSpeed info: version=|\bDeepSpeed Basic Optimizer = |\w ZeRO stage \d optimizer\b"
+    ((b"# osu mpi",), rb"# OSU MPI"),
+    ((b"msg_pow2,",), rb"msg_pow2,"),
+    ((), rb"(?<=\n)\d+(?:[, \t]+\d+)?(?:[, \t]+\d+\.\d+){4,}[, \t]*\r?\n"),
+    ((b"deepspeed info: version=",), rb"DeepSpeed info: version="),
+    ((b"deepspeed basic optimizer",), rb"\bDeepSpeed Basic Optimizer = "),
+    ((b" zero stage ",), rb"\w ZeRO stage \d optimizer\b"),
     # Trainers that say so before their first step.
-    rb"|[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)"
+    (
+        (b"training start", b"training is start", b"training begins"),
+        rb"[Tt]raining (?:starts|is starting|begins) (?:at|from|with) (?:step|epoch|iteration)",
+    ),
 )
 
 _LINE_END = re.compile(rb"[\n\r]")
@@ -134,9 +207,9 @@ def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
     for start, stop in _regions(len(block), last_hit):
         steps.extend(_steps(block, start, stop))
         drawn.update(_bars(block, start, stop))
-        init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
-        ended = max(ended, *(found.start() for found in _END.finditer(block, start, stop)), -1)
-        begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
+        init = max(init, *_starts(_INIT, block, start, stop), -1)
+        ended = max(ended, *_starts(_END, block, start, stop), -1)
+        begun = begun or any(True for _ in _found(_BEGUN, block, start, stop))
     moved = [offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total)]
     shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
     kept = _one_a_line(block, shown)
@@ -167,22 +240,32 @@ def _one_a_line(block: bytes, offsets: Iterable[int]) -> tuple[int, ...]:
     return tuple(kept)
 
 
+_compiled = cache(re.compile)
+
+
+def _found(signs: _Signs, block: bytes, start: int, stop: int) -> Iterator[re.Match[bytes]]:
+    text = block[start:stop].lower()
+    for words, expression in signs:
+        if not words or any(word in text for word in words):
+            yield from _compiled(expression).finditer(block, start, stop)
+
+
+def _starts(signs: _Signs, block: bytes, start: int, stop: int) -> Iterator[int]:
+    return (found.start() for found in _found(signs, block, start, stop))
+
+
 def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
-    for found in _STEP.finditer(block, start, stop):
-        yield found.start()
-    for found in _LOSS.finditer(block, start, stop):
-        if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
-            yield found.start()
-    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING, _REPORTED, _OPEN_BAR):
-        for found in rows.finditer(block, start, stop):
-            yield found.start()
+    yield from _starts(_STEPS, block, start, stop)
+    for begin in _starts(_LOSS, block, start, stop):
+        if _LOSS_NAME.search(block[max(0, begin - 8) : begin]):
+            yield begin
 
 
 def _bars(block: bytes, start: int, stop: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """(offset, (position, total)) of each drawing of a bar of training."""
-    for found in _BAR.finditer(block, start, stop):
+    for found in _found(_BAR, block, start, stop):
         line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
-        if not _OTHER_BAR.search(block, line_start + 1, found.start()):
+        if not _compiled(_OTHER_BAR).search(block, line_start + 1, found.start()):
             yield found.start(), (int(found[1]), int(found[2]))
 
 

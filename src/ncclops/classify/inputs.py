@@ -23,7 +23,6 @@ from ncclops.classify.loader import SignatureSet
 from ncclops.classify.model import Report
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
-from ncclops.record.error_file import parse_error
 from ncclops.record.regular_file import WithoutHoles, advice, open_regular
 from ncclops.record.tree import walk
 
@@ -286,6 +285,8 @@ def _scan_error_file(scanner: Scanner, stream: BufferedReader, file: Path) -> No
 
 def _error_line(raw: bytes) -> str:
     """The exception of a worker's error file, dated; the raw text where it is no such file."""
+    from ncclops.record.error_file import parse_error  # few inputs are such files
+
     error = parse_error(raw)
     if error is None:
         return raw.decode("utf-8", "replace")

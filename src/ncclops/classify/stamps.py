@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import cache
 
 from ncclops.classify.model import Stamp
 
@@ -21,30 +22,29 @@ _MONTHS = {
 }
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)"
 _MONTH = "|".join(_MONTHS)
-_FORMATS = tuple(
-    re.compile(form)
-    for form in (
-        # 2026-02-25 18:08:45, 2025-01-21T04:41:44,285060, 2025-06-12_22:45:44, 2023-May-21 …
-        rf"(?<!\d)(?P<Y>\d{{4}})[-/](?P<M>\d\d|{_MONTH})[-/](?P<D>\d\d)[T _-]{_CLOCK}",
-        # glog as c10d writes it: E606 09:09:08.164985344, W0621 21:35:18.832000
-        rf"(?<![A-Za-z\d])[IWEFVC](?P<M>\d{{1,2}})(?P<D>\d\d) {_CLOCK}",
-        # Fri Oct 14 14:56:49 2022 and syslog's Oct 14 14:56:49
-        rf"\b(?P<M>{_MONTH}) +(?P<D>\d{{1,2}}) {_CLOCK}(?: (?P<Y>\d{{4}}))?",
-        # 10/14/2025-12:04:44
-        rf"(?<!\d)(?P<M>\d\d)/(?P<D>\d\d)/(?P<Y>\d{{4}})[ -]{_CLOCK}",
-    )
+_FORMATS = (
+    # 2026-02-25 18:08:45, 2025-01-21T04:41:44,285060, 2025-06-12_22:45:44, 2023-May-21 …
+    rf"(?<!\d)(?P<Y>\d{{4}})[-/](?P<M>\d\d|{_MONTH})[-/](?P<D>\d\d)[T _-]{_CLOCK}",
+    # glog as c10d writes it: E606 09:09:08.164985344, W0621 21:35:18.832000
+    rf"(?<![A-Za-z\d])[IWEFVC](?P<M>\d{{1,2}})(?P<D>\d\d) {_CLOCK}",
+    # Fri Oct 14 14:56:49 2022 and syslog's Oct 14 14:56:49
+    rf"\b(?P<M>{_MONTH}) +(?P<D>\d{{1,2}}) {_CLOCK}(?: (?P<Y>\d{{4}}))?",
+    # 10/14/2025-12:04:44
+    rf"(?<!\d)(?P<M>\d\d)/(?P<D>\d\d)/(?P<Y>\d{{4}})[ -]{_CLOCK}",
 )
+# In each of them: text without it needs none of them compiled.
+_ANY_CLOCK = re.compile(r"\d:\d\d:\d\d")
 
 
 def first_stamp(text: str) -> Stamp | None:
     """The earliest-standing stamp in ``text``, or None when there is none that is a date."""
-    stamps = _stamps(match for form in _FORMATS if (match := form.search(text)))
+    stamps = _stamps(match for form in _formats_for(text) if (match := form.search(text)))
     return min(stamps, key=lambda item: item[0], default=(0, None))[1]
 
 
 def last_stamp(text: str) -> Stamp | None:
     """The stamp nearest to the end of ``text``: what the lines after it may inherit."""
-    stamps = _stamps(match for form in _FORMATS for match in form.finditer(text))
+    stamps = _stamps(match for form in _formats_for(text) for match in form.finditer(text))
     return max(stamps, key=lambda item: item[0], default=(0, None))[1]
 
 
@@ -60,6 +60,15 @@ def comparable(stamp: Stamp, default_year: int) -> float:
     # Months of 31 days keep the order and need no calendar.
     days = ((year or default_year) * 12 + month) * 31 + day
     return days * 86400.0 + seconds
+
+
+def _formats_for(text: str) -> tuple[re.Pattern[str], ...]:
+    return _compiled() if _ANY_CLOCK.search(text) else ()
+
+
+@cache
+def _compiled() -> tuple[re.Pattern[str], ...]:
+    return tuple(map(re.compile, _FORMATS))
 
 
 def _stamps(matches: Iterable[re.Match[str]]) -> Iterator[tuple[int, Stamp]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ncclops.errors import UsageError
 from ncclops.record.paths import DEFAULT_PARENT, EVENTS, RunPaths
@@ -13,8 +13,7 @@ _CONNECT_LIMIT_S = 2.0
 _NAMED = 4  # runs that an error names
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A run, and how many others are under way beside it."""
 
     path: Path
