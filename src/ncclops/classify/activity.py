@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-
-from msgspec import Struct
+from typing import NamedTuple
 
 # Signs are (words, expression): text that has none of the words, in whatever case, is not searched
 # for the expression, and one that is not searched for is not compiled: that takes longer than all
@@ -180,7 +179,7 @@ WHOLE_BLOCK = 64 * 1024
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 
 
-class Marks(Struct, frozen=True):
+class Marks(NamedTuple):
     """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1).
 
     ``last_is_bar``: whether the last of the steps is one that a progress bar shows.

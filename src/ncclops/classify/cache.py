@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from ncclops._version import __version__
 
@@ -29,7 +28,7 @@ _MOST_BYTES = 32 << 20
 _MOST_FILES = 8
 
 
-class Cache(Struct, frozen=True):
+class Cache(NamedTuple):
     """Results by what they were built from; ``directory`` None keeps nothing."""
 
     directory: Path | None

@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct
 
 if TYPE_CHECKING:
     from ncclops.classify.model import Signature
@@ -50,7 +49,8 @@ def is_failed_start(text: str) -> bool:
     return any(words in text for words in data()["failed-start"]["words"])
 
 
-class Judgement(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Judgement:
     """What the signatures say of an exception.
 
     ``is_final``: no new start changes anything about it. ``is_script_s``: nothing shows that it is

@@ -13,11 +13,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-
-from msgspec import Struct
 
 from ncclops.classify.matched_lines import is_of_ignored_exception, readings
 
@@ -76,7 +75,8 @@ _IS_QUIET = re.compile(
 )
 
 
-class Guess(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Guess:
     """A class, how sure of it, and the line that speaks most for it with the words that do.
 
     ``source`` is the place of the line's log among those read.
@@ -177,7 +177,8 @@ def _speaking_for(class_: str) -> Callable[[str], float]:
     return speaks
 
 
-class _Model(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Model:
     intercepts: dict[str, float]
     words: dict[str, tuple[float, dict[str, float]]]
 

@@ -13,12 +13,10 @@ import logging
 import re
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from ncclops.classify.cache import NO_CACHE, Cache
 from ncclops.classify.matcher import Matcher, build_matcher
@@ -60,14 +58,15 @@ _KIND = "signatures"
 _SHIPPED = Path(__file__).with_name("signatures")
 
 
-class SignatureSet(Struct, frozen=True, eq=False, dict=True):
+@dataclass(frozen=True)
+class SignatureSet:
     """All signatures of a scan, in order, with the index from literals back to them.
 
     ``cache`` is for what is built of them when the first large block is searched.
     """
 
     signatures: tuple[Signature, ...]
-    cache: Cache = NO_CACHE
+    cache: Cache = field(default=NO_CACHE, compare=False, repr=False)
 
     @cached_property
     def compiled(self) -> tuple[CompiledSignature, ...]:

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from ncclops.classify.model import Signature, Stamp
 
@@ -70,7 +69,7 @@ EVIDENCE_CHARS = 600
 _RANK_DIGITS = 10
 
 
-class Line(Struct, frozen=True):
+class Line(NamedTuple):
     """A line that something matched, and what is known about it."""
 
     text: str
@@ -80,7 +79,7 @@ class Line(Struct, frozen=True):
     steps_before: int
 
 
-class Match(Struct, frozen=True):
+class Match(NamedTuple):
     """A signature found in a line, where, the rank that it accuses, and the one that wrote it."""
 
     signature: Signature

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
-
-from msgspec import Struct, field
+from typing import Any, Literal, NamedTuple, get_args
 
 SCHEMA = "ncclops.classify/1"
 # The ``file`` of evidence that was given as a value: how ranks ended, hangs, what the kernel tells.
@@ -65,7 +64,8 @@ CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.9, "weak": 0.75}
 _TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
 
 
-class Signature(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
     """One way in which one piece of software words one condition.
 
     ``literals``: byte-exact fragments, any of which brings the line to ``pattern``.
@@ -130,10 +130,11 @@ class Signature(Struct, frozen=True, kw_only=True):
         return other.id in self.explains_line or self.outranks_signature(other)
 
 
-class CompiledSignature(Struct, frozen=True, dict=True):
+class CompiledSignature:
     """A signature with its patterns, compiled when the first line asks for them."""
 
-    signature: Signature
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -155,7 +156,7 @@ class CompiledSignature(Struct, frozen=True, dict=True):
 Stamp = tuple[int | None, int, int, float]
 
 
-class Hit(Struct, frozen=True):
+class Hit(NamedTuple):
     """A line on which a signature matched, or a fact that it names.
 
     ``rank`` is who the line is about (None: it does not say), ``steps_before`` the number of
@@ -176,7 +177,8 @@ class Hit(Struct, frozen=True):
     process: tuple[str, int] | None = None
 
 
-class Evidence(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Evidence:
     """A line that supports the verdict; ``line`` is 1-based.
 
     A fact that was given as a value has the name of its source as ``file`` (``exit status``,
@@ -201,7 +203,8 @@ class Evidence(Struct, frozen=True):
         }
 
 
-class Classification(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
     """What failed, which rank began it, and whether it may be tried again."""
 
     class_: str
@@ -274,7 +277,8 @@ class Classification(Struct, frozen=True, kw_only=True):
         }
 
 
-class Candidate(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """A class that an unexplained failure may be of, and what would decide whether it is."""
 
     class_: str
@@ -284,7 +288,8 @@ class Candidate(Struct, frozen=True):
         return {"class": self.class_, "decide": self.decide}
 
 
-class Stats(Struct):
+@dataclass(slots=True)
+class Stats:
     """How much was read, and in how long (``seconds``, wall clock)."""
 
     files: int = 0
@@ -301,7 +306,8 @@ class Stats(Struct):
         }
 
 
-class Report(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Report:
     """The verdict with the lines that prove it."""
 
     verdict: Classification

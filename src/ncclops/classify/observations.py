@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from ncclops.classify.model import Hit, Stamp
 from ncclops.classify.stamps import comparable
 
@@ -12,20 +10,23 @@ COLLECTIVES_DONE = "context-collectives-completed"
 _RUN_OF_STEPS = 10
 
 
-class SourceLife(Struct):
-    """What one source showed of the job being alive; lines are 1-based, None is never."""
+class SourceLife:
+    """What one source showed of the job being alive; lines are 1-based, None is never.
 
-    steps: int = 0
-    first_step_line: int | None = None
-    last_step_line: int | None = None
-    last_step_stamp: Stamp | None = None
-    last_step_is_bar: bool = False
-    """Whether the last step is one that a progress bar shows."""
-    last_init_line: int | None = None
-    begun: bool = False
-    ended_line: int | None = None
-    attempt: int = 0
-    """The number in torchrun's ``attempt_<n>`` folder."""
+    ``last_step_is_bar``: whether the last step is one that a progress bar shows. ``attempt``: the
+    number in torchrun's ``attempt_<n>`` folder.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.steps = 0
+        self.first_step_line: int | None = None
+        self.last_step_line: int | None = None
+        self.last_step_stamp: Stamp | None = None
+        self.last_step_is_bar = False
+        self.last_init_line: int | None = None
+        self.begun = False
+        self.ended_line: int | None = None
 
 
 class Observations:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
-
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from ncclops.classify import line_ranks, stamps
 from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
@@ -68,29 +66,25 @@ _TOPICS = "topic-"
 _PLAIN_EXCEPTIONS = ("python-exception", "python-exception-other")
 
 
-class _Source(Struct):
+class _Source:
     """One stream of one rank, or one file."""
 
-    name: str
-    number: int
-    rank: int | None
-    cutter: BlockCutter = field(default_factory=BlockCutter)
-    life: SourceLife = field(default_factory=SourceLife)
-    tail: bytes = b""
-    tail_line: int = 1
-    # Bytes since signs of life were looked for; a new source is due at once.
-    unmarked: int = 1 << 62
-    literal_counts: dict[int, int] = field(default_factory=dict)
-    summary_rank: int | None = None
-    root_cause_next: bool = False
-    # Where the next block begins, up to where stamps were looked for, and the last one there.
-    offset: int = 0
-    dated_to: int = 0
-    stamp: Stamp | None = None
-    # Steps counted on a line that has no end yet: it will be read again.
-    provisional_steps: int = 0
-    # How far each progress bar was drawn, by its total.
-    bars: dict[int, int] = field(default_factory=dict)
+    def __init__(self, name: str, number: int, rank: int | None, attempt: int) -> None:
+        self.name, self.number, self.rank = name, number, rank
+        self.cutter, self.life = BlockCutter(), SourceLife(attempt)
+        self.tail, self.tail_line = b"", 1
+        # Bytes since signs of life were looked for; a new source is due at once.
+        self.unmarked = 1 << 62
+        self.literal_counts: dict[int, int] = {}
+        self.summary_rank: int | None = None
+        self.root_cause_next = False
+        # Where the next block begins, up to where stamps were looked for, and the last one there.
+        self.offset, self.dated_to = 0, 0
+        self.stamp: Stamp | None = None
+        # Steps counted on a line that has no end yet: it will be read again.
+        self.provisional_steps = 0
+        # How far each progress bar was drawn, by its total.
+        self.bars: dict[int, int] = {}
 
     def settle(self) -> None:
         """Forget what the unfinished line had added to the counts."""
@@ -198,8 +192,8 @@ class Scanner:
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
         if key not in self._sources:
-            life = SourceLife(attempt=line_ranks.attempt_of_path(stream))
-            self._sources[key] = _Source(stream, len(self._sources), rank, life=life)
+            attempt = line_ranks.attempt_of_path(stream)
+            self._sources[key] = _Source(stream, len(self._sources), rank, attempt)
             self._ranks.append(rank)
         return self._sources[key]
 
@@ -261,7 +255,7 @@ class Scanner:
             rank = known[0] if known else None
         if rank is None:
             rank = of_file
-        return hit if rank is None else replace(hit, rank=rank)
+        return hit if rank is None else hit._replace(rank=rank)
 
     def _read_block(self, source: _Source, block: bytes, first_line: int) -> None:
         found = self._signatures.matcher(block)

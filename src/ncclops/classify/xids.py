@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 # `NVRM: Xid (PCI:0000:91:00): 79, …` of the kernel, and `Xid 79` or `XID error: 79` of tools.
 _NUMBER = re.compile(
@@ -14,7 +13,7 @@ _NUMBER = re.compile(
 )
 
 
-class Xid(Struct, frozen=True):
+class Xid(NamedTuple):
     """One entry of the catalogue: ``action`` is NVIDIA's name for the remedy."""
 
     number: int
