@@ -160,38 +160,21 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     verdict = _document(VERDICT, paths.verdict, notes)
     started = _document(RUN, paths.run, notes)
     events = sorted(event_log.read(paths.events), key=lambda event: event.ts)
-    state: State = "lost"
-    if verdict is not None:
-        state = "ended"
-    elif _is_under_way(run, started):
-        state = "running"
+    state = _state(run, verdict, started)
     report = _incident(run, notes)
     recovered = report is not None and went_on(report, events)
     outcome = None if verdict is None else verdict.outcome
     failed = outcome == "failed" or state == "lost"
-    explains = report is not None and not recovered and outcome != "completed"
+    blamed = None if recovered or outcome == "completed" else report
     recorded = None if report is None else report.recorded
     if report is None and failed:
         recorded = analyse(run)
-    classified = None if verdict is None else verdict.classification
-    found = None if classified is None else classified.to_json()
-    if found is None and report is not None and explains:
-        found = report.classification
-    if found is None and failed:
-        found = _classified(run, notes)
+    found = _classification(run, verdict, blamed, failed, notes)
     broken = _gpu_faults(verdict, events)
     lost = [] if verdict is None else verdict.ranks_lost
     story = None if verdict is None else verdict.story
-    if story is None and (failed or explains):  # under way, killed, or of an older version
-        first = None if verdict is None else verdict.first_failure
-        attempt = 0 if verdict is None else verdict.attempts - 1
-        node = events[-1].node if events else ""
-        about = report if explains else None
-        story = tell(run, about, first, found, node=node, attempt=attempt)
-        if story is not None:
-            ended = "" if verdict is None else verdict.reason
-            why = _why_not_retried(verdict)
-            story = complete(story, events, broken, node=node, ended=ended, why=why)
+    if story is None and (failed or blamed is not None):
+        story = _story(run, verdict, blamed, found, events, broken)
     waited_s = without_group_s(events, time.time()) if state == "running" else None
     return Diagnosis(
         run_dir=run,
@@ -215,6 +198,49 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         gpu_faults=broken,
         without_step=_without_step(run) if state == "running" else None,
     )
+
+
+def _state(run: Path, verdict: VerdictRecord | None, started: RunRecord | None) -> State:
+    if verdict is not None:
+        return "ended"
+    return "running" if _is_under_way(run, started) else "lost"
+
+
+def _classification(
+    run: Path,
+    verdict: VerdictRecord | None,
+    blamed: IncidentReport | None,
+    failed: bool,
+    notes: list[str],
+) -> Mapping[str, Any] | None:
+    """What the verdict says, before it the incident, and without either what the logs say."""
+    if verdict is not None and verdict.classification is not None:
+        return verdict.classification.to_json()
+    if blamed is not None and blamed.classification is not None:
+        return blamed.classification
+    return _classified(run, notes) if failed else None
+
+
+def _story(
+    run: Path,
+    verdict: VerdictRecord | None,
+    blamed: IncidentReport | None,
+    found: Mapping[str, Any] | None,
+    events: Sequence[Event],
+    broken: Sequence[GpuFault],
+) -> Story | None:
+    """Told now of a run that has left none: it is under way, was killed, or is of an older version.
+
+    ``blamed`` is the incident that explains how it stands.
+    """
+    first = None if verdict is None else verdict.first_failure
+    attempt = 0 if verdict is None else verdict.attempts - 1
+    node = events[-1].node if events else ""
+    story = tell(run, blamed, first, found, node=node, attempt=attempt)
+    if story is None:
+        return None
+    ended = "" if verdict is None else verdict.reason
+    return complete(story, events, broken, node=node, ended=ended, why=_why_not_retried(verdict))
 
 
 def _without_step(run: Path) -> WithoutStep | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,8 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
     events = event_log.read(paths.events)
     recorded = analyse(directory)
     hosts = hosts_of(views, events)
-    culprit = find_culprit(record, views, hosts, recorded)
-    failed, end = culprit.rank, None
+    shown = find_culprit(record, views, hosts, recorded)
+    failed, end = shown.rank, None
     if failed in record.ranks_lost and not is_hang(record):
         end = worker_end(events, failed, record.at - 60)
     found = log_evidence.classify_rank(
@@ -142,21 +142,8 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         said=None if is_hang(record) else _said(record),
         end=end,
     )
-    sentence = _sentence(record, culprit, views, recorded, end)
-    if recorded is not None and failed_of_another(record, found, recorded):
-        culprit = recorded_culprit(views, hosts, recorded)
-        sentence = _recorded_sentence(recorded, culprit) + _consequence(culprit, failed, end)
-    elif (missed := did_not_come(record, found)) is not None:
-        culprit = who_did_not_come(missed, views, hosts)
-        sentence = _missing_sentence(culprit, missed, record)
-    elif record.cause == ELSEWHERE or failed_waiting(record, found):
-        absent = find_absent(record, views, hosts)
-        if absent is None:
-            culprit = replace(culprit, waited=True)
-            if record.cause == ELSEWHERE:
-                sentence = f"{record.summary}; none of this one is known to be the cause"
-        else:
-            culprit, sentence = absent, _absence_sentence(absent, record)
+    blamed = _blamed_instead(record, shown, views, hosts, recorded, found, end)
+    culprit, sentence = blamed or (shown, _sentence(record, shown, views, recorded, end))
     until = escalated.next_fault_at(parent, int(directory.name))
     ranks = {culprit.rank, *record.faulty_ranks, *record.ranks_lost}
     broken = gpu_faults(events, ranks, record.at - CLOCKS_DIFFER_S, until)
@@ -189,6 +176,35 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         left_in=None if fault is None else asked,
         gpu_faults=broken,
     )
+
+
+def _blamed_instead(
+    record: IncidentRecord,
+    shown: Culprit,
+    views: Sequence[RankView],
+    hosts: Mapping[int, str],
+    recorded: Recorded | None,
+    found: dict[str, Any] | None,
+    end: WorkerEnd | None,
+) -> tuple[Culprit, str] | None:
+    """Who began it, and the sentence that says so, where the one that is ``shown`` only failed of
+    another rank or waited for it; None where it is the one."""
+    if recorded is not None and failed_of_another(record, found, recorded):
+        culprit = recorded_culprit(views, hosts, recorded)
+        consequence = _consequence(culprit, shown.rank, end)
+        return culprit, _recorded_sentence(recorded, culprit) + consequence
+    if (missed := did_not_come(record, found)) is not None:
+        culprit = who_did_not_come(missed, views, hosts)
+        return culprit, _missing_sentence(culprit, missed, record)
+    if record.cause != ELSEWHERE and not failed_waiting(record, found):
+        return None
+    absent = find_absent(record, views, hosts)
+    if absent is not None:
+        return absent, _absence_sentence(absent, record)
+    culprit = replace(shown, waited=True)
+    if record.cause == ELSEWHERE:
+        return culprit, f"{record.summary}; none of this one is known to be the cause"
+    return culprit, _sentence(record, shown, views, recorded, end)
 
 
 def _number(paths: RunPaths, number: int | None) -> int:
