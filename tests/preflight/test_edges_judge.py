@@ -280,12 +280,8 @@ def test_a_host_that_loses_few_packets_is_named_though_not_every_edge_shows_it()
     assert (cause.severity, cause.shape, cause.a) == ("WARN", "host", (1,))
     # Hosts of one of two subnets alone: it may lie between these.
     subnets = (host(number, net=int(number > 2)) for number in range(N))
-    assert [
-        each.shape for each in judged(subnets, {(1, 3): few[1, 3], (1, 4): few[1, 4]}).causes
-    ] == [
-        "edge",
-        "edge",
-    ]
+    (cause,) = judged(subnets, {(1, 3): few[1, 3], (1, 4): few[1, 4]}).causes
+    assert (cause.shape, cause.a, cause.b, cause.hosts) == ("group", (1,), (3, 4), ())
 
 
 @pytest.mark.parametrize(("n", "bad"), [(6, (1, 4)), (8, (1, 4, 6)), (5, (0, 2))])

@@ -130,7 +130,13 @@ def _ports(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     below = [each for each in cause.open if each < low]
     above = [each for each in cause.open if each > high]
     inside = [each for each in cause.open if low < each < high]
-    if inside:
+    holes = (
+        [each for each in cause.blocked if cause.open[0] < each < cause.open[-1]] if inside else []
+    )
+    if inside and not holes:
+        only = f"ports {inside[0]} to {inside[-1]}" if inside[1:] else f"port {inside[0]}"
+        shape = f"all ports but {only.removeprefix('ports ')}, of those that were tried,"
+    elif inside:
         shape = (
             f"{len(cause.blocked)} of {len(cause.blocked) + len(cause.open)} ports, such as {low},"
         )
