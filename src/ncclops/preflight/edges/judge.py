@@ -452,6 +452,8 @@ class _Look:
             ]
             if len(better) >= len(side) and places[0] is not None:
                 same = better[0].interface == places[0].interface
+                if not same and 2 * len(side) > len(self._live):
+                    continue  # most hosts have it right: the others lack something
                 return {
                     **({"family": str(better[0].family)} if same else {}),
                     "better": better[0].interface,

@@ -46,7 +46,15 @@ def losses_of(
     losing = _losing(found, doubtful)
     few = _of_few_hosts(live, losing, losing & (found.loss | found.flaky), lost, groups)
     claims = few or _of_groups(live, losing, found, lost, groups)
+    claims = [_witnessed(each, found.loss) for each in claims]
     return [as_group(each, lost.__contains__, groups) for each in claims]
+
+
+def _witnessed(claim: Claim, sure: set[Edge]) -> Claim:
+    """``claim``, which convicts its host only if ``sure`` edges with two others show it."""
+    others = {end for edge in claim.explained & sure for end in edge} - {*claim.a}
+    is_weak = claim.shape.startswith("host") and len(others) < _OTHERS
+    return replace(claim, in_part=True) if is_weak else claim
 
 
 def _of_groups(
@@ -75,9 +83,9 @@ def _of_few_hosts(
 ) -> list[Claim]:
     """Each of two hosts or more, fewer than half, where all edges that show losses are theirs.
 
-    Each has to show it towards at least half of the others, and, on an edge of which it is
-    ``sure``, towards some in every group; among the others all that is known is quiet. Nothing where that is not so: it may be everywhere, then,
-    or between groups.
+    Each has to show it towards at least half of the others, and, on a ``sure`` edge, towards some
+    in every group; among the others all that is known is quiet. Nothing where that is not so: it
+    may be everywhere, then, or between groups.
     """
     few = list[int]()
     left = set(losing)
