@@ -686,6 +686,11 @@ def test_two_hosts_that_lack_an_interface_are_named_and_not_the_four_that_have_i
     assert (cause.kind, cause.a, cause.facts["theirs"]) == ("interface-missing", (4, 5), "ib0")
 
 
+def test_an_edge_is_shown_with_both_of_its_addresses() -> None:
+    (told,) = tell(judged(map(host, range(N)), {(1, 2): dead(2)}))
+    assert told.evidence == "1 edge; 10.0.0.2 to 10.0.0.3"
+
+
 def test_the_better_interface_is_looked_for_in_each_subnet() -> None:
     """That of host 5 is in the smaller one."""
     hosts = [host(number, net=int(number > 3)) for number in range(7)]
@@ -704,12 +709,14 @@ def test_losses_of_an_address_that_another_machine_has_are_no_cause_of_their_own
     assert (cause.kind, cause.severity, cause.a) == ("duplicate-address", "FAIL", (3,))
 
 
-def test_one_edge_that_loses_beside_edges_that_were_not_looked_at_convicts_nobody() -> None:
-    """There was no time: what was lost once towards the others may be chance."""
-    first = {(src, 1): passing(1, 3) for src in range(N) if src != 1}
-    causes = judged(map(host, range(N)), first, {(0, 1): passing(1, 18)}).causes
-    assert {each.kind for each in causes} == {"loss"}
-    assert not any(each.hosts for each in causes)
+def test_one_edge_that_loses_beside_edges_that_failed_once_convicts_nobody() -> None:
+    """What failed once towards the others and then passed may be chance."""
+    into = edges_between(range(N), (1,))
+    first = {edge: Seen(dst=1, failed={4: "timeout"}, passed=(0, 1, 9)) for edge in into}
+    again = {edge: Seen(dst=1, passed=(0, 1, 4, 9), repeated=True) for edge in into}
+    again[0, 1] = msgspec.structs.replace(again[0, 1], lost=3)
+    (cause,) = judged(map(host, range(N)), first, again).causes
+    assert (cause.kind, cause.a, cause.hosts) == ("loss", (1,), ())
 
 
 def test_large_packets_that_passed_among_losses_may_have_passed_in_small_ones() -> None:

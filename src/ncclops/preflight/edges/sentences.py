@@ -473,8 +473,8 @@ def _evidence(hosts: Sequence[Facts], cause: Cause) -> str:
         parts.append(f"{cause.edges} {thing}s" if cause.edges > 1 else f"1 {thing}")
     if cause.shape == "group" and cause.facts.get("by"):
         parts.append(f"they differ in {cause.facts['by']}")
-    places = {str(place.address) for each in cause.a if (place := hosts[each].place)}
-    if cause.shape in ("host", "host-in", "host-out", "edge", "pair") and places:
-        parts.append(", ".join(sorted(places)))
+    if cause.shape in ("host", "host-in", "host-out", "edge", "pair"):
+        places = [place.address for each in (*cause.a, *cause.b) if (place := hosts[each].place)]
+        parts.append((" to " if cause.shape == "edge" else ", ").join(places))
     parts += [cause.facts[each] for each in ("says", "leaves") if each in cause.facts]
     return "; ".join(filter(None, parts))
