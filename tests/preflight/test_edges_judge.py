@@ -712,7 +712,8 @@ def test_losses_of_an_address_that_another_machine_has_are_no_cause_of_their_own
 def test_one_edge_that_loses_beside_edges_that_failed_once_convicts_nobody() -> None:
     """What failed once towards the others and then passed may be chance."""
     into = edges_between(range(N), (1,))
-    first = {edge: Seen(dst=1, failed={4: "timeout"}, passed=(0, 1, 9)) for edge in into}
+    once: dict[int, How] = {4: "timeout"}
+    first = {edge: Seen(dst=1, failed=once, passed=(0, 1, 9)) for edge in into}
     again = {edge: Seen(dst=1, passed=(0, 1, 4, 9), repeated=True) for edge in into}
     again[0, 1] = msgspec.structs.replace(again[0, 1], lost=3)
     (cause,) = judged(map(host, range(N)), first, again).causes
@@ -721,10 +722,12 @@ def test_one_edge_that_loses_beside_edges_that_failed_once_convicts_nobody() -> 
 
 def test_large_packets_that_passed_among_losses_may_have_passed_in_small_ones() -> None:
     """A host that loses packets behind a small MTU: the edges that carried data tell nothing."""
+    out: dict[int, How] = {1: "large-out"}
+    back: dict[int, How] = {1: "large-in"}
     bad = {
-        edge: Seen(dst=edge[1], failed={1: how}, passed=(0, 2, 9), repeated=True)
+        edge: Seen(dst=edge[1], failed=failed, passed=(0, 2, 9), repeated=True)
         for dst in (0, 2, 3)
-        for edge, how in (((1, dst), "large-out"), ((dst, 1), "large-in"))
+        for edge, failed in (((1, dst), out), ((dst, 1), back))
     }
     seen = bad | {edge: passing(edge[1], 18) for edge in ((1, 4), (4, 1), (1, 5), (5, 1))}
     sizes = [each for each in failures(judged(map(host, range(N)), seen)) if each.kind == "mtu"]

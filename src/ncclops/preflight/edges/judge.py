@@ -557,7 +557,7 @@ def _beyond(usual: Sequence[float], least: float) -> float:
     return max(least, _SLOW_RATIO * middle, middle + _SLOW_SPREADS * spread)
 
 
-def _smaller_ends(claim: Claim) -> list[tuple[int, ...]]:
+def _smaller_ends(claim: Claim) -> Sequence[tuple[int, ...]]:
     """Where the cause of ``claim`` is: one host of it, or each of two."""
     ends = [each for each in (claim.a, claim.b) if len(each) == 1]
     return ends[:1] if claim.shape.startswith("host") else ends
