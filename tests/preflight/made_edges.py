@@ -304,6 +304,9 @@ def make(seed: int) -> Cluster:
         found = plant(made, free)
         if found is not None:
             made.faults.append(found)
+    for fault in made.faults:
+        if fault.name == "name":  # who is silent does not say it
+            fault.faint = made.names.keys() <= made.mute
     return made
 
 
@@ -503,7 +506,7 @@ def _name(made: Cluster, free: list[int]) -> Fault | None:
     assert whose is not None
     for src in made.rng.sample(others, made.rng.randint(1, len(others))):
         made.names.setdefault(src, {})[host] = (whose.address,)
-    return Fault(name="name", kinds=("name",), faint=made.names.keys() <= made.mute)
+    return Fault(name="name", kinds=("name",))
 
 
 def _same_name(made: Cluster, free: list[int]) -> Fault | None:

@@ -280,12 +280,8 @@ def test_a_host_that_loses_few_packets_is_named_though_not_every_edge_shows_it()
     assert (cause.severity, cause.shape, cause.a) == ("WARN", "host", (1,))
     # Hosts of one of two subnets alone: it may lie between these.
     subnets = (host(number, net=int(number > 2)) for number in range(N))
-    assert [
-        each.shape for each in judged(subnets, {(1, 3): few[1, 3], (1, 4): few[1, 4]}).causes
-    ] == [
-        "edge",
-        "edge",
-    ]
+    (cause,) = judged(subnets, {(1, 3): few[1, 3], (1, 4): few[1, 4]}).causes
+    assert (cause.shape, cause.a, cause.b, cause.hosts) == ("group", (1,), (3, 4), ())
 
 
 @pytest.mark.parametrize(("n", "bad"), [(6, (1, 4)), (8, (1, 4, 6)), (5, (0, 2))])
@@ -657,3 +653,82 @@ def test_hosts_that_share_an_rdma_address_are_named_once() -> None:
 )
 def test_a_cluster_of_several_kinds_has_no_odd_one(changed: list[dict[str, Any]]) -> None:
     assert of_traits(*changed) == []
+
+
+def test_a_firewall_that_lets_few_ports_pass_everywhere_is_one_cause() -> None:
+    """Most connections wait for their limit, so no host has the time to look why some fail."""
+    passing = (19, 20)
+    rest = [slot for slot in range(1, len(PORTS) + 1) if slot not in passing]
+    seen = {
+        (src, dst): Seen(dst=dst, failed=dict.fromkeys(rest, "timeout"), passed=passing)
+        for src, dst in edges_between(range(N), range(N))
+    }
+    verdict = judged(map(host, range(N)), seen)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.shape, cause.hosts) == ("ports", "everything", ())
+    assert f"all ports but {PORTS[18]} to {PORTS[19]}" in tell(verdict)[0].what
+    # The same number at other ports on each edge: that may be chance.
+    for number, edge in enumerate(sorted(seen)):
+        there = tuple(1 + (number * 7 + each * 9) % len(PORTS) for each in range(2))
+        rest = [slot for slot in range(1, len(PORTS) + 1) if slot not in there]
+        seen[edge] = Seen(dst=edge[1], failed=dict.fromkeys(rest, "timeout"), passed=there)
+    assert not failures(judged(map(host, range(N)), seen))
+
+
+def test_two_hosts_that_lack_an_interface_are_named_and_not_the_four_that_have_it() -> None:
+    hosts = [
+        with_address(host(number, net=9, interface="ib0"), "eth0", f"10.0.0.{number + 1}")
+        for number in range(4)
+    ]
+    hosts += [host(4), host(5)]
+    seen = {edge: dead(edge[1]) for edge in edges_between((4, 5), range(4))}
+    (cause,) = failures(judged(hosts, seen))
+    assert (cause.kind, cause.a, cause.facts["theirs"]) == ("interface-missing", (4, 5), "ib0")
+
+
+def test_an_edge_is_shown_with_both_of_its_addresses() -> None:
+    (told,) = tell(judged(map(host, range(N)), {(1, 2): dead(2)}))
+    assert told.evidence == "1 edge; 10.0.0.2 to 10.0.0.3"
+
+
+def test_the_better_interface_is_looked_for_in_each_subnet() -> None:
+    """That of host 5 is in the smaller one."""
+    hosts = [host(number, net=int(number > 3)) for number in range(7)]
+    hosts[5] = with_address(host(5, net=8, interface="ibmgmt"), "eth0", "10.0.1.6")
+    seen = {(src, 5): dead(5) for src in range(7) if src != 5}
+    (cause,) = failures(judged(hosts, seen))
+    assert (cause.kind, cause.facts["better"], cause.hosts) == ("wrong-interface", "eth0", (5,))
+
+
+def test_losses_of_an_address_that_another_machine_has_are_no_cause_of_their_own() -> None:
+    """Packets go now to one, now to the other."""
+    hosts = [host(number) for number in range(N)]
+    hosts[3] = msgspec.structs.replace(hosts[3], conflict="02:00:00:00:00:99")
+    seen = {edge: passing(edge[1], 18) for edge in ((2, 3), (3, 2))}
+    (cause,) = judged(hosts, seen).causes
+    assert (cause.kind, cause.severity, cause.a) == ("duplicate-address", "FAIL", (3,))
+
+
+def test_one_edge_that_loses_beside_edges_that_failed_once_convicts_nobody() -> None:
+    """What failed once towards the others and then passed may be chance."""
+    into = edges_between(range(N), (1,))
+    once: dict[int, How] = {4: "timeout"}
+    first = {edge: Seen(dst=1, failed=once, passed=(0, 1, 9)) for edge in into}
+    again = {edge: Seen(dst=1, passed=(0, 1, 4, 9), repeated=True) for edge in into}
+    again[0, 1] = msgspec.structs.replace(again[0, 1], lost=3)
+    (cause,) = judged(map(host, range(N)), first, again).causes
+    assert (cause.kind, cause.a, cause.hosts) == ("loss", (1,), ())
+
+
+def test_large_packets_that_passed_among_losses_may_have_passed_in_small_ones() -> None:
+    """A host that loses packets behind a small MTU: the edges that carried data tell nothing."""
+    out: dict[int, How] = {1: "large-out"}
+    back: dict[int, How] = {1: "large-in"}
+    bad = {
+        edge: Seen(dst=edge[1], failed=failed, passed=(0, 2, 9), repeated=True)
+        for dst in (0, 2, 3)
+        for edge, failed in (((1, dst), out), ((dst, 1), back))
+    }
+    seen = bad | {edge: passing(edge[1], 18) for edge in ((1, 4), (4, 1), (1, 5), (5, 1))}
+    sizes = [each for each in failures(judged(map(host, range(N)), seen)) if each.kind == "mtu"]
+    assert [(each.shape, each.a) for each in sizes] == [("host-out", (1,))]

@@ -87,6 +87,14 @@ def test_what_fails_from_one_local_port_again_and_again_is_a_rule() -> None:
     assert second.seen[0].by_source
 
 
+def test_what_is_dead_is_tried_from_local_ports_far_apart() -> None:
+    """The kernel's own choice lies in a range whose answers a firewall drops."""
+    _, second = both_rounds(lambda _, source_port, __: None if source_port else "timeout")
+    assert second.seen[0].passed
+    _, second = both_rounds(lambda *_: "timeout")
+    assert not second.seen[0].passed
+
+
 def test_a_request_that_arrived_and_got_no_answer_in_time_is_no_loss() -> None:
     """The process of the other host did not run: its kernel has said that all arrived."""
 

@@ -255,20 +255,29 @@ def _merged(
     for one, two in itertools.combinations(
         [each for each, _ in chosen if each.shape == "group"], 2
     ):
-        there = {claim for claim, _ in made}
-        if not {one, two} <= there or one.both_ways != two.both_ways:
+        if not {one, two} <= {claim for claim, _ in made}:
             continue
-        if {*one.b} == {*two.b}:
-            a, b = tuple(sorted({*one.a, *two.a})), one.b
-        elif {*one.a} == {*two.a}:
-            a, b = one.a, tuple(sorted({*one.b, *two.b}))
-        else:
+        ends, both_ways = _united(one, two), one.both_ways or two.both_ways
+        if ends is None:
             continue
-        edges = {*_between(a, b)} | ({*_between(b, a)} if one.both_ways else set())
+        a, b = ends
+        edges = {*_between(a, b)} | ({*_between(b, a)} if both_ways else set())
         if one.cost + two.cost > _FOUND_COST and all(e in failed or unknown(e) for e in edges):
             made = [each for each in made if each[0] not in (one, two)]
-            made.append((Claim("group", a, b, one.both_ways, cost=_FOUND_COST), edges & failed))
+            made.append((Claim("group", a, b, both_ways, cost=_FOUND_COST), edges & failed))
     return made
+
+
+def _united(one: Claim, two: Claim) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ends of two groups that share one end; what fails both ways may be turned around."""
+    turned = (one.b, one.a)
+    for a, b in ((one.a, one.b), turned) if one.both_ways else ((one.a, one.b),):
+        for c, d in ((two.a, two.b), (two.b, two.a)) if two.both_ways else ((two.a, two.b),):
+            if {*b} == {*d}:
+                return tuple(sorted({*a, *c})), b
+            if {*a} == {*c}:
+                return a, tuple(sorted({*b, *d}))
+    return None
 
 
 def _without_superfluous(chosen: list[tuple[Claim, set[Edge]]], wanted: set[Edge]) -> list[Claim]:

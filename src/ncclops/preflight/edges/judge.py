@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ncclops.preflight.edges import known, replies, schedule, states, wire
 from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
 from ncclops.preflight.edges.interface import subnet
-from ncclops.preflight.edges.losses import losses_of, often_flaky, without_echoes
+from ncclops.preflight.edges.losses import losses_of, often_flaky, starred, without_echoes
 from ncclops.preflight.edges.model import (
     Cause,
     Facts,
@@ -33,6 +33,9 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
+# What fails at every port, beside losses, is no chance where that is so unlikely. Of few losses
+# there is no telling how many: so large a share of all connections may be lost.
+_CHANCE, _LEAST_LOST = 0.001, 0.3
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -58,7 +61,8 @@ def judge(
     causes += [*made, *known.silent(hosts, unheard)]
     causes += known.remarks(hosts, first)
     told = {cause.facts.get("address") for cause in causes if cause.kind == "duplicate-address"}
-    trouble = bool(found.dead) or len(hosts) < expected
+    lossy = found.dead | found.loss | found.resending
+    trouble = bool(lossy) or len(hosts) < expected
     causes += known.claimed_elsewhere(hosts, told, trouble=trouble)
     if len(hosts) < expected:
         severity: Severity = "FAIL" if len(hosts) < least else "WARN"
@@ -137,8 +141,11 @@ class _Look:
         packets = self._packets(lost)
         inside = self._within(packets)
         losses = [each for each in losses if not each.explained <= inside]
+        # Packets to an address that another machine has as well go now here, now there.
+        losses, packets = self._without_clashes(losses), self._without_clashes(packets)
         ending = [self._cause("loss", claim) for claim in (*packets, *losses)]
-        by_chance = {edge for edge in chance if self._may_be_chance(edge)}
+        share = self._share_lost(losses)
+        by_chance = {edge for edge in chance if self._may_be_chance(edge, share)}
         # Of which some connections fail, and nobody has looked why, is not known to work either.
         doubtful = found.unknown | found.unsure | found.flaky | found.loss | by_chance
         dead = found.dead - answers - by_chance
@@ -154,27 +161,35 @@ class _Look:
             store=True,
         )
         large = found.large - chance
-        not_known = found.unknown_large | lost | chance
+        # What was sent again may have been sent in smaller packets.
+        resent = found.resending | found.unsure_resending
+        not_known = found.unknown_large | lost | chance | resent
         # A connection carries data both ways, whoever opened it; the way back is not looked at
         # where the way there loses it.
-        made += self._explained(
-            "large",
-            large,
-            lambda edge: edge in not_known and edge[::-1] in not_known | large,
+        sizes = self._claims(
+            large, lambda edge: edge in not_known and edge[::-1] in not_known | large
         )
+        made += [self._cause("large", claim) for claim in sizes]
         made += ending
         chance |= inside
         lost |= chance
-        thin = without_echoes(self._claims(self._thin - chance, lambda edge: edge in lost))
+        seen = found.seen.keys()
+        no_data = {edge for edge in seen - found.data_s.keys() if edge[::-1] in seen} | lost
+        thin = without_echoes(self._claims(self._thin - chance, no_data.__contains__))
         # Data that was sent again takes long: one edge, among several that lose some, is no other.
         often = often_flaky(found)
         thin = [each for each in thin if len(each.explained) > 1 or not often & {*each.a, *each.b}]
+        thin = starred(thin, both_ways=False)
         made += [self._cause("bandwidth", claim) for claim in thin]
         slow = self._slow - chance
         # A round trip takes as long whoever asks.
         slow |= {edge[::-1] for edge in slow} & lost
-        made += self._explained("slow", slow, lambda edge: edge in lost)
-        flaky = found.flaky - chance - self._within(thin)
+        no_trip = (seen - found.rtt_ms.keys()) | lost
+        made += self._explained("slow", slow, no_trip.__contains__)
+        # Few lost packets end a connection here, and keep data waiting there.
+        hubs = {end for claim in thin for side in _smaller_ends(claim) for end in side}
+        flaky = found.flaky - chance - self._within([*thin, *sizes])
+        flaky = {edge for edge in flaky if not hubs & {*edge}}
         made += self._flaky(flaky) if flaky and not ending else []
         # Beside a cause they may be of the same; without one, that some fail is not passed over.
         unsure = found.unsure - answers
@@ -188,10 +203,29 @@ class _Look:
         lost = lost | unsure | self._thin
         return losses_of(self._live, resending, unsure, lost, self._groups)
 
-    def _may_be_chance(self, edge: Edge) -> bool:
-        """Whether ``edge`` fails as one does that loses packets."""
+    def _without_clashes(self, claims: list[Claim]) -> list[Claim]:
+        """``claims``, without edges of one host whose address another machine answers for."""
+
+        def is_clash(claim: Claim) -> bool:
+            common = set.intersection(*({*edge} for edge in claim.explained))
+            return any(self._hosts[each].conflict for each in common)
+
+        return [each for each in claims if not is_clash(each)]
+
+    def _share_lost(self, losses: Sequence[Claim]) -> float:
+        """Of the connections of an edge, the share that is lost at random where it is most."""
+        edges = {edge for each in losses for edge in each.explained} & self._found.seen.keys()
+        looked = [seen for each in edges if (seen := self._found.seen[each]).passed]
+        shares = [states.losses(each) / (len(each.failed) + len(each.passed)) for each in looked]
+        return max((_LEAST_LOST, *shares))
+
+    def _may_be_chance(self, edge: Edge, share: float) -> bool:
+        """Whether ``edge`` fails as one does that loses that share of its connections."""
         seen = self._found.seen.get(edge)
-        return seen is None or {*seen.failed.values()} <= {*states.LOST}
+        if seen is None:
+            return True
+        is_likely = edge not in self._found.dead or share ** len(seen.failed) > _CHANCE
+        return is_likely and {*seen.failed.values()} <= {*states.LOST}
 
     def _within(self, claims: Sequence[Claim]) -> set[Edge]:
         """All edges that ``claims`` are about, both ways."""
@@ -401,9 +435,12 @@ class _Look:
             )
             if not nets:
                 continue
-            usual, count = nets.most_common(1)[0]
             places = [self._hosts[each].place for each in side]
-            if len(self._live) > 2 and count < 2:
+            own = [{str(subnet(a)) for a in self._hosts[each].addresses} for each in side]
+            # Of several subnets, the one that these hosts have an address in as well.
+            ways = [net for net, _ in nets.most_common() if all(net in each for each in own)]
+            usual = ways[0] if ways else nets.most_common(1)[0][0]
+            if len(self._live) > 2 and nets[usual] < 2:
                 continue
             if any(place is None or str(subnet(place)) in nets for place in places):
                 continue
@@ -415,6 +452,8 @@ class _Look:
             ]
             if len(better) >= len(side) and places[0] is not None:
                 same = better[0].interface == places[0].interface
+                if not same and 2 * len(side) > len(self._live):
+                    continue  # most hosts have it right: the others lack something
                 return {
                     **({"family": str(better[0].family)} if same else {}),
                     "better": better[0].interface,
@@ -516,6 +555,12 @@ def _beyond(usual: Sequence[float], least: float) -> float:
     middle = statistics.median(usual) if usual else 0.0
     spread = 1.4826 * statistics.median(abs(each - middle) for each in usual or (0.0,))
     return max(least, _SLOW_RATIO * middle, middle + _SLOW_SPREADS * spread)
+
+
+def _smaller_ends(claim: Claim) -> Sequence[tuple[int, ...]]:
+    """Where the cause of ``claim`` is: one host of it, or each of two."""
+    ends = [each for each in (claim.a, claim.b) if len(each) == 1]
+    return ends[:1] if claim.shape.startswith("host") else ends
 
 
 def _megabits(took_s: float) -> float:

@@ -44,9 +44,17 @@ def losses_of(
     ``doubtful`` edges count beside a host that does, ``lost`` ones say nothing.
     """
     losing = _losing(found, doubtful)
-    few = _of_few_hosts(live, losing, lost, groups)
+    few = _of_few_hosts(live, losing, losing & (found.loss | found.flaky), lost, groups)
     claims = few or _of_groups(live, losing, found, lost, groups)
+    claims = [_witnessed(each, found.loss) for each in claims]
     return [as_group(each, lost.__contains__, groups) for each in claims]
+
+
+def _witnessed(claim: Claim, sure: set[Edge]) -> Claim:
+    """``claim``, which convicts its host only if ``sure`` edges with two others show it."""
+    others = {end for edge in claim.explained & sure for end in edge} - {*claim.a}
+    is_weak = claim.shape.startswith("host") and len(others) < _OTHERS
+    return replace(claim, in_part=True) if is_weak else claim
 
 
 def _of_groups(
@@ -71,13 +79,13 @@ def _of_groups(
 
 
 def _of_few_hosts(
-    live: Sequence[int], losing: set[Edge], lost: set[Edge], groups: Groups
+    live: Sequence[int], losing: set[Edge], sure: set[Edge], lost: set[Edge], groups: Groups
 ) -> list[Claim]:
     """Each of two hosts or more, fewer than half, where all edges that show losses are theirs.
 
-    Each has to show it towards at least half of the others, and towards some in every group; among
-    the others all that is known is quiet. Nothing where that is not so: it may be everywhere, then,
-    or between groups.
+    Each has to show it towards at least half of the others, and, on a ``sure`` edge, towards some
+    in every group; among the others all that is known is quiet. Nothing where that is not so: it
+    may be everywhere, then, or between groups.
     """
     few = list[int]()
     left = set(losing)
@@ -92,7 +100,8 @@ def _of_few_hosts(
     for host in few:
         own = {edge for edge in losing if host in edge}
         ends = {end for edge in own for end in edge}
-        if 2 * len(ends & others) < len(others) or not _is_in_every_group(host, ends, groups):
+        told = {end for edge in own & sure for end in edge}
+        if 2 * len(ends & others) < len(others) or not _is_in_every_group(host, told, groups):
             return []
         towards = [edge for edge in own if others.intersection(edge)]
         shape, places = next(
@@ -139,6 +148,35 @@ def _of_one_host(
         if is_host_s and _is_in_every_group(host, others, groups):
             return [Claim(shape, (host,), in_part=bool(quiet), explained=edges)]
     return losses
+
+
+def starred(claims: Sequence[Claim], *, both_ways: bool) -> list[Claim]:
+    """``claims``, with single edges that have a host in common as one: a host that loses little
+    shows it on few edges. Unless ``both_ways``, all lead to that host, or from it."""
+    made = list(claims)
+    while True:
+        single = [each for each in made if each.shape in ("pair", "edge")]
+        hubs = Counter(
+            (0 if both_ways else place, host)
+            for each in single
+            for place, side in enumerate((each.a, each.b))
+            for host in side
+            if both_ways or each.shape == "edge"
+        )
+        (place, host), count = max(hubs.items(), key=lambda item: item[1], default=((0, 0), 0))
+        if count < _OTHERS:
+            return made
+        explained = frozenset(
+            edge
+            for each in single
+            if (host in (*each.a, *each.b) if both_ways else (each.a, each.b)[place] == (host,))
+            if both_ways or each.shape == "edge"
+            for edge in each.explained
+        )
+        made = [each for each in made if not each.explained <= explained]
+        ends = (host,), tuple(sorted({end for edge in explained for end in edge} - {host}))
+        a, b = ends[::-1] if place else ends
+        made.append(Claim("group", a, b, both_ways, explained=explained))
 
 
 def without_echoes(thin: Sequence[Claim]) -> list[Claim]:
@@ -206,6 +244,7 @@ def _both_ways(losses: Sequence[Claim]) -> list[Claim]:
                 break
         else:
             made.append(claim)
+    made = starred(made, both_ways=True)
     loose = [each for each in made if not each.shape.startswith("host")]
     if len(loose) <= MOST_EDGES:
         return made

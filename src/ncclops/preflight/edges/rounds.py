@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -146,7 +147,10 @@ class Rounds:
         """``dsts`` again: every port, more patiently, and which sizes pass. All are reported."""
         edges = {dst: _Edge(dst) for dst in dsts if self._can_be_tried(dst)}
         self._connections = asyncio.Semaphore(_CONNECTIONS_AGAIN)
-        done = await self._all(list(edges.values()), self._second_edge, _AGAIN_AT_ONCE, within_s)
+        # What is dead waits for one batch more.
+        share = max(1, _CONNECTIONS_AGAIN // max(1, len(edges)))
+        second = functools.partial(self._second_edge, share=share)
+        done = await self._all(list(edges.values()), second, _AGAIN_AT_ONCE, within_s)
         done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
         macs = self._network.neighbours()
         return Outcome(
@@ -180,7 +184,8 @@ class Rounds:
             await self._packet(edge, FIRST)
         await self._ports(edge, waiting, FIRST)
 
-    async def _second_edge(self, edge: _Edge) -> None:
+    async def _second_edge(self, edge: _Edge, share: int) -> None:
+        """Where nothing passes, ``share`` more ports are tried, from local ports far apart."""
         ports = self._hosts[edge.dst].ports
         every = [slot for slot, port in enumerate(ports) if port]
         # Spread over the range: what a firewall leaves open is among the first, if it is much.
@@ -189,6 +194,10 @@ class Rounds:
             first += before[:1]  # where that fails as well, nothing passes any more
         rest = [slot for slot in every if slot not in first]
         _, steady = await asyncio.gather(self._ports(edge, first, SECOND), self._fails_again(edge))
+        if not edge.passed and {*edge.failed.values()} <= {*LOST}:
+            tried = rest[:: -(-len(rest) // share)] if rest else []
+            await self._from_spread(edge, tried)
+            rest = [slot for slot in rest if slot not in tried]
         if not edge.passed:
             return
         if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
@@ -274,17 +283,30 @@ class Rounds:
             return {}
         unsure = [slot for slot, how in edge.failed.items() if how in LOST]
         unsure = unsure[:: -(-len(unsure) // _ASKED)]
-        low, high = self._own.port_range
-        count = max(1, high - low)
-        # By itself the kernel takes ports beside each other, which one rule may have.
         tries = [
-            (slot, low + (slot * _STEP + number * _STEP**2) % count)
-            for slot in unsure
-            for number in range(_OTHERS)
+            (slot, self._local_port(slot, number)) for slot in unsure for number in range(_OTHERS)
         ]
         passed = await asyncio.gather(*(self._passes(edge, *each) for each in tries))
         found = {slot for (slot, _), passes in zip(tries, passed, strict=True) if passes}
         return {slot: slot in found for slot in unsure}
+
+    def _local_port(self, slot: int, number: int) -> int:
+        """By itself the kernel takes ports beside each other, which one rule may have."""
+        low, high = self._own.port_range
+        return low + (slot * _STEP + number * _STEP**2) % max(1, high - low)
+
+    async def _from_spread(self, edge: _Edge, slots: Iterable[int]) -> None:
+        """``slots`` from a local port each: a rule without state drops answers to some, too."""
+
+        async def one(slot: int) -> None:
+            source_port = self._local_port(slot, 0)
+            async with self._connections:
+                found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
+            self._note(edge, slot, found)
+
+        async with asyncio.TaskGroup() as group:
+            for slot in slots:
+                group.create_task(one(slot))
 
     async def _passes(self, edge: _Edge, slot: int, source_port: int) -> bool:
         how = await self._from(edge, slot, source_port)

@@ -130,7 +130,13 @@ def _ports(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     below = [each for each in cause.open if each < low]
     above = [each for each in cause.open if each > high]
     inside = [each for each in cause.open if low < each < high]
-    if inside:
+    holes = (
+        [each for each in cause.blocked if cause.open[0] < each < cause.open[-1]] if inside else []
+    )
+    if inside and not holes:
+        only = f"ports {inside[0]} to {inside[-1]}" if inside[1:] else f"port {inside[0]}"
+        shape = f"all ports but {only.removeprefix('ports ')}, of those that were tried,"
+    elif inside:
         shape = (
             f"{len(cause.blocked)} of {len(cause.blocked) + len(cause.open)} ports, such as {low},"
         )
@@ -467,8 +473,8 @@ def _evidence(hosts: Sequence[Facts], cause: Cause) -> str:
         parts.append(f"{cause.edges} {thing}s" if cause.edges > 1 else f"1 {thing}")
     if cause.shape == "group" and cause.facts.get("by"):
         parts.append(f"they differ in {cause.facts['by']}")
-    places = {str(place.address) for each in cause.a if (place := hosts[each].place)}
-    if cause.shape in ("host", "host-in", "host-out", "edge", "pair") and places:
-        parts.append(", ".join(sorted(places)))
+    if cause.shape in ("host", "host-in", "host-out", "edge", "pair"):
+        places = [place.address for each in (*cause.a, *cause.b) if (place := hosts[each].place)]
+        parts.append((" to " if cause.shape == "edge" else ", ").join(places))
     parts += [cause.facts[each] for each in ("says", "leaves") if each in cause.facts]
     return "; ".join(filter(None, parts))

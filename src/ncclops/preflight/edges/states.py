@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _FEW = 3
 NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
+# What is less likely is no chance.
+_CHANCE = 0.001
 
 
 @dataclass
@@ -112,6 +115,9 @@ def settle(
                 states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
+    for edges in (states.unsure, *_by_target(states.unsure)):
+        if _agree(hosts, states, edges):
+            states.unsure = states.unsure - edges
     # What fails is said with its own cause.
     states.resending -= states.dead | states.ports | states.store_port | states.large
     _doubt_once(states, again)
@@ -126,6 +132,27 @@ def settle(
             itself = live if is_loopback(place.address) else owners[place.address]
             states.dead |= schedule.edges_between(itself, (dst,))
     return states
+
+
+def _by_target(edges: Collection[Edge]) -> list[set[Edge]]:
+    made: dict[int, set[Edge]] = defaultdict(set)
+    for edge in edges:
+        made[edge[1]].add(edge)
+    return list(made.values())
+
+
+def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) -> bool:
+    """Whether each port fails on all of ``edges`` or on none, and chance would not do that."""
+    failed, passed = Counter[int](), Counter[int]()
+    for edge in edges:
+        ports, seen = hosts[edge[1]].ports, states.seen[edge]
+        failed.update(ports[slot] for slot in seen.failed)
+        passed.update(ports[slot] for slot in seen.passed)
+    if not failed or failed.keys() & passed.keys():
+        return False
+    share = failed.total() / (failed.total() + passed.total())
+    tries = (failed | passed).values()
+    return math.prod(share**count + (1 - share) ** count for count in tries) < _CHANCE
 
 
 def _doubt_once(states: States, again: Collection[Edge]) -> None:
