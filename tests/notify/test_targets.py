@@ -14,6 +14,7 @@ from ncclops.errors import ProfileError, UsageError
 from ncclops.notify.targets import PAGERDUTY, settle
 from ncclops.profiles import load_profiles
 from ncclops.profiles.notification import RULES
+from ncclops.redaction.redactor import Redactor
 from tests.conftest import CompletedText
 
 SECRET = "https://hooks.example.com/services/T0/B1/TopSecretPart"
@@ -53,6 +54,8 @@ def test_a_secret_comes_from_a_variable_a_file_or_the_profile(tmp_path: Path) ->
     assert (b.url, b.key, b.rules) == (PAGERDUTY, "PDKEY", set(RULES))
     assert (c.url, c.key, c.heartbeat) == (SECRET, "tok", timedelta(minutes=1))
     assert "TopSecret" not in repr(found) and "PDKEY" not in repr(found)
+    cleaned = Redactor(found.marks).text(f"refused by {SECRET}, at {PAGERDUTY}")
+    assert cleaned == f"refused by <redacted>, at {PAGERDUTY}"
 
 
 @pytest.mark.parametrize(

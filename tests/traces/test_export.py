@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ncclops.moments import LATEST_S
+from ncclops.redaction.marks import mark_of
 from ncclops.traces.otlp import send
 from ncclops.traces.reading import read
 
@@ -115,6 +116,14 @@ def run_dir(tmp_path: Path) -> Path:
     """A run of two ranks with a restart in place, which has failed then."""
     run = tmp_path / "run"
     write(run, *EVENTS)
+    (run / "ranks/0").mkdir(parents=True)
+    environment = {
+        "schema": "ncclops.env-snapshot/1",
+        "label": "rank 0",
+        "variables": {"STORE_PASSWORD": "<redacted>"},
+        "marks": [mark_of("correct.horse")],
+    }
+    (run / "ranks/0/environment.json").write_text(json.dumps(environment))
     (run / "run.json").write_text(
         json.dumps(
             {
@@ -134,7 +143,7 @@ EVENTS = [
     event("bootstrapped", 1005.0, 0),
     event("step", 1010.0, 0, step=1, step_s=1.0),
     event("step", 1019.0, 0, step=10, step_s=1.0),
-    event("fault", 1020.0, 1, cause="RuntimeError: refused, token=abc123def"),
+    event("fault", 1020.0, 1, cause="RuntimeError: refused, token=abc123def to correct.horse"),
     event(
         "restart", 1022.0, iteration=1, faulty_ranks=[1], phases_ms={"detect": 500, "abort": 1500}
     ),
@@ -189,6 +198,7 @@ def test_secrets_stay_here(ncclops_in_process: Export, collector: Collector, run
     sent = collector.next().body.SerializeToString()
     assert b"RuntimeError: refused" in sent
     assert b"abc123def" not in sent
+    assert b"correct.horse" not in sent, "the value of a rank's variable with such a name"
 
 
 def test_the_usual_variables_say_where_and_how(

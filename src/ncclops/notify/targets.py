@@ -20,6 +20,7 @@ from ncclops.profiles.notification import (
     Secret,
 )
 from ncclops.record.regular_file import read_regular
+from ncclops.redaction.marks import Mark, marks_of
 from ncclops.redaction.redactor import is_secret
 from ncclops.toml_files import with_home
 
@@ -56,6 +57,13 @@ class NotifyPlan:
 
     settings: NotifySettings
     targets: tuple[Target, ...]
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Of the secrets of all targets: an exception may quote one."""
+        urls = {f"{each.name}.url": each.url for each in self.targets if each.url != PAGERDUTY}
+        secrets = urls | {f"{each.name}.key": each.key for each in self.targets}
+        return marks_of(secrets, dict.fromkeys(secrets, ""))
 
 
 def settle(settings: NotifySettings, environ: Mapping[str, str]) -> NotifyPlan:
