@@ -30,7 +30,7 @@ class Aside:
         def run() -> None:
             try:
                 result = work()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the boundary of the thread; told
                 _log.debug("what was done beside the loop", exc_info=True)
                 result = partial(otherwise, f"internal error: {type(error).__name__}: {error}")
             self._results.append(result)
