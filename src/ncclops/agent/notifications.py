@@ -68,10 +68,8 @@ def told(
 def _notifier(run: RunDirectory, plan: NotifyPlan, say: Callable[[str], None]) -> Notifier:
     from ncclops.notify.messages import Origin
     from ncclops.notify.notifier import Notifier
-    from ncclops.redaction.redactor import marks_here
 
-    marks = frozenset((*marks_here(), *plan.marks))
-    origin = Origin(run_id=run.run_id, run_dir=str(run.path), node=run.node, marks=marks)
+    origin = Origin(run_id=run.run_id, run_dir=str(run.path), node=run.node, marks=plan.marks)
     notifier = Notifier(plan, origin, record=run.add, say=say)
     notifier.start()
     run.listen(notifier.post)

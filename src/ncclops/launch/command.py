@@ -97,6 +97,10 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    if request.allowed_differences:
+        # An entry for some hosts alone is in the profile, and not in this host's plan.
+        names = {*(change.name for change in plan.changes), *request.profile.env}
+        options.check_allowed(request.allowed_differences, names)
     planned = plan.without_run(os.environ)
     options.check_compat(planned)
     options.check_store_variables(planned, nodes=nodes.count)
