@@ -11,6 +11,7 @@ import pytest
 
 from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
+from ncclops.launch.command import prepare
 from ncclops.launch.options import (
     behind_the_script,
     check_allowed,
@@ -276,3 +277,12 @@ class TestAllowedDifferences:
     def test_what_they_do_not_is_refused(self, name: str, hint: str) -> None:
         with pytest.raises(UsageError, match=f"--allow-difference {name}: nodes compare .*{hint}"):
             check_allowed([name], {"MY_PATH"})
+
+
+def test_a_dry_run_refuses_an_address_that_is_none(tmp_path: Path) -> None:
+    """What only a start found is found by `--dry-run` as well."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    request = LaunchRequest(target=script, profile="local-cpu", control_listen="node:http")
+    with pytest.raises(UsageError, match="--control-listen node:http: no address to listen on"):
+        prepare(request)
