@@ -259,9 +259,15 @@ def test_times_and_numbers_of_any_size_can_be_sent(collector: Collector, run_dir
     assert any(each.events for each in collector.next().spans)
 
 
-@pytest.mark.parametrize("code", [307, 400, 401, 404, 500])
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        *((307, "name its port"), (400, "name its port"), (404, "name its port")),
+        *((401, "give its token in OTEL_EXPORTER_OTLP_HEADERS"), (500, "its own log says why")),
+    ],
+)
 def test_a_refusal_is_one_line(
-    ncclops_in_process: Export, collector: Collector, run_dir: Path, code: int
+    ncclops_in_process: Export, collector: Collector, run_dir: Path, code: int, advice: str
 ) -> None:
     collector.codes = [code]
     done = ncclops_in_process("export-traces", run_dir, "--endpoint", collector.url)
@@ -269,6 +275,7 @@ def test_a_refusal_is_one_line(
     assert done.stderr.count("\n") == 1
     assert "ncclops: error: the collector has not taken the trace" in done.stderr
     assert f"127.0.0.1:{collector.port} answers {code}" in done.stderr
+    assert advice in done.stderr
 
 
 def test_a_collector_that_is_not_there_is_one_line(
@@ -359,10 +366,12 @@ def test_a_run_that_has_not_begun_is_one_line(ncclops_in_process: Export, run_di
     assert "shows nothing that took time" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "missing", ["opentelemetry.exporter.otlp.proto.http.trace_exporter", "requests"]
+)
 def test_without_the_extra_the_line_says_how_to_get_it(
-    ncclops_in_process: Export, run_dir: Path
+    ncclops_in_process: Export, run_dir: Path, missing: str
 ) -> None:
-    missing = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     with mock.patch.dict(sys.modules, {missing: None}):
         del sys.modules["ncclops.traces.otlp"]
         done = ncclops_in_process("export-traces", run_dir)
