@@ -22,6 +22,7 @@ EVERYWHERE = {
     "errors",
     "exhausted",
     "exit_codes",
+    "given_path",
     "durations",
     "lazy_names",
     "rank_lists",

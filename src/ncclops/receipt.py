@@ -23,7 +23,6 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from datetime import timedelta
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, SupportsFloat, TypeVar
 
@@ -162,10 +161,11 @@ def check(path: str | PathLike[str]) -> Receipt:
     ``verdict`` of the result is ``"healthy"`` or what is missing; ``rules`` has the evidence for
     each. Any thread. Raises ``UsageError`` if ``path`` cannot be read or is no log and no run.
     """
+    from ncclops.given_path import given_path
     from ncclops.receipts.judge import judge
     from ncclops.receipts.sources import load
 
-    return judge(load(Path(path)))
+    return judge(load(given_path(path, "a log, a receipt.jsonl or a run directory")))
 
 
 def _warmup(seconds: float | timedelta) -> timedelta:

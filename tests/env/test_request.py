@@ -62,6 +62,12 @@ def test_a_default_profile_that_is_not_there_is_refused_by_the_variables_name() 
     environ = {"NCCLOPS_PROFILE": "local-cp"}
     with pytest.raises(ProfileError, match=r"^NCCLOPS_PROFILE: unknown .* mean local-cpu\?"):
         resolve_profile([], environ=environ, say=print)
+    with pytest.raises(ProfileError) as raised:
+        resolve_profile([], environ={"NCCLOPS_PROFILE": "a-lane,an-overlay"}, say=print)
+    assert [line.split(";")[0] for line in raised.value.lines] == [
+        "NCCLOPS_PROFILE: unknown profile 'a-lane'",
+        "NCCLOPS_PROFILE: unknown profile 'an-overlay'",
+    ]
 
 
 def test_a_value_that_is_no_text_is_refused_where_python_gives_it() -> None:

@@ -11,9 +11,12 @@ import pytest
 
 from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
+from ncclops.launch.command import prepare
 from ncclops.launch.options import (
     behind_the_script,
+    check_allowed,
     check_attached,
+    check_networks,
     check_target,
     parse_nproc,
     parse_shown,
@@ -22,6 +25,8 @@ from ncclops.launch.options import (
     target_of,
     with_attached,
 )
+from ncclops.launch.request import LaunchRequest
+from ncclops.launch.resolve import resolve
 from ncclops.timeouts import settle
 
 EVERYONE = frozenset(range(4))
@@ -212,3 +217,72 @@ def test_a_store_that_nobody_serves_yet_is_named_before_workers_wait_for_it() ->
     said = silent_store(environ)
     assert said is not None
     assert f"NCCLOPS_STORE={environ['NCCLOPS_STORE']} yet (Connection refused)" in said
+
+
+class TestNetworks:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("ib", "RoCE", "socket", "plugin", "IB", "Socket", "gIB", "IBext_v8", "UCX"),
+            *("AWS Libfabric", "FasTrak", "GPUDirectTCPX_v7", "Spectrum-X"),
+        ],
+    )
+    def test_kinds_and_names_of_nccl_are_taken(self, name: str) -> None:
+        check_networks([name], "--require-network")
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            *(("inifniband", "ib"), ("InfiniBand", "ib"), ("rcoe", "roce"), ("RoCEv2", "roce")),
+            *(
+                ("sockets", "socket"),
+                ("TCP", "socket"),
+                ("rdma", "ib or roce"),
+                ("plugn", "plugin"),
+            ),
+        ],
+    )
+    def test_what_no_network_is_called_is_refused(self, name: str, meant: str) -> None:
+        with pytest.raises(UsageError, match=f"--require-network {name}: did you mean {meant}[?]"):
+            check_networks(["ib", name], "--require-network")
+
+    def test_an_empty_name_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="--require-network: one of the names is empty"):
+            check_networks(["ib", ""], "--require-network")
+
+    def test_a_profile_is_looked_at_as_well(self, tmp_path: Path) -> None:
+        lane = tmp_path / "mine.toml"
+        lane.write_text(
+            'extends = "local-cpu"\ndescription = "x"\n[network]\nexpect = ["infiniband"]\n'
+        )
+        request = LaunchRequest(target="-", program=True, profile=str(lane))
+        with pytest.raises(UsageError, match=r"profile mine: network\.expect: infiniband: did you"):
+            resolve(request, stdout_is_data=False)
+
+
+class TestAllowedDifferences:
+    @pytest.mark.parametrize(
+        "name", ["torch", "driver branch", "clock", "NCCL_IB_HCA", "NCCL_OF_TOMORROW", "MY_PATH"]
+    )
+    def test_what_nodes_compare_is_taken(self, name: str) -> None:
+        check_allowed([name], {"MY_PATH"})
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            *(("torhc", "did you mean torch"), ("NCLC_IB_HCA", "did you mean NCCL_IB_HCA")),
+            *(("MY_PAHT", "did you mean MY_PATH"), ("colour", "they compare variables of the")),
+        ],
+    )
+    def test_what_they_do_not_is_refused(self, name: str, hint: str) -> None:
+        with pytest.raises(UsageError, match=f"--allow-difference {name}: nodes compare .*{hint}"):
+            check_allowed([name], {"MY_PATH"})
+
+
+def test_a_dry_run_refuses_an_address_that_is_none(tmp_path: Path) -> None:
+    """What only a start found is found by `--dry-run` as well."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    request = LaunchRequest(target=script, profile="local-cpu", control_listen="node:http")
+    with pytest.raises(UsageError, match="--control-listen node:http: no address to listen on"):
+        prepare(request)

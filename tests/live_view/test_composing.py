@@ -106,6 +106,11 @@ def test_a_status_that_does_not_come_is_said_to_be_old() -> None:
     assert shown(scene(status(2), silent_s=42.0))[1].startswith("no answer for 42s")
 
 
+def test_a_look_that_has_failed_is_told() -> None:
+    lines = shown(scene(status(2), trouble="internal error: KeyError: 3"))
+    assert lines[1] == "the run cannot be looked at: internal error: KeyError: 3"
+
+
 def hostile() -> RunStatus:
     ranks = tuple(
         rank(

@@ -202,3 +202,31 @@ def test_a_log_is_read_again_when_it_grows(run: RunPaths) -> None:
     reader.want(None, status([]), follow=False)
     assert (reader.content, reader.files, reader.due_s) == (None, (), None)
     reader.close()
+
+
+def test_a_page_that_could_not_be_read_says_so_and_is_read_anew(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a fault of ours: the thread is over, and the page no longer awaited."""
+
+    def fails(*_: object) -> Content:
+        raise TypeError("no such field")
+
+    woken = threading.Event()
+    reader = PageReader(run.root, woken.set)
+
+    def read() -> list[str]:
+        deadline = time.monotonic() + LIMIT_S
+        while reader.content is None:
+            assert time.monotonic() < deadline
+            woken.wait(0.05)
+            reader.take()
+            reader.want(wanted("log"), status([]), follow=False)
+        return texts(reader.content)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pages, "read", fails)
+        assert read() == ["cannot be read: internal error: TypeError: no such field"]
+    reader.want(None, status([]), follow=False)
+    assert read() == ["rank 1 has written nothing yet"]
+    reader.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from ncclops.notify import messages
 from ncclops.notify.messages import Origin
 from ncclops.notify.rules import Notice, Progress
+from ncclops.redaction.redactor import marks_here
 
 ORIGIN = Origin(run_id="20261124-1", run_dir="/runs/20261124-1", node="n07")
 NOTICE = Notice(
@@ -64,6 +66,22 @@ def test_what_an_exception_quotes_of_a_secret_is_taken_out() -> None:
     ):
         written = json.dumps(message)
         assert "hunter2secret" not in written and "abcdef0123456789" not in written
+
+
+def test_the_value_of_a_secret_is_taken_out_wherever_it_stands() -> None:
+    """As a bundle does: no rule knows the look of it, its variable's name gives it away."""
+    origin = replace(ORIGIN, marks=frozenset(marks_here({"OPS_TOKEN": "correct.horse"})))
+    text = "KeyError: 'lr correct.horse' at train.py:4"
+    notice = Notice(rule="failed", summary=text, details={"what": text})
+    for message in (
+        messages.as_json(notice, origin, TS),
+        messages.as_slack(notice, origin),
+        messages.as_pagerduty(notice, origin, TS, "key"),
+        messages.heartbeat(Progress(outcome="failed", reason=text), origin, TS),
+    ):
+        written = json.dumps(message)
+        assert "redacted" in written and "correct.horse" not in written
+    assert "correct" not in repr(origin)
 
 
 def test_a_heartbeat_says_how_far_the_run_is_and_that_it_has_ended() -> None:

@@ -14,6 +14,7 @@ from ncclops.errors import ProfileError, UsageError
 from ncclops.notify.targets import PAGERDUTY, settle
 from ncclops.profiles import load_profiles
 from ncclops.profiles.notification import RULES
+from ncclops.redaction.redactor import Redactor
 from tests.conftest import CompletedText
 
 SECRET = "https://hooks.example.com/services/T0/B1/TopSecretPart"
@@ -47,12 +48,14 @@ def test_a_secret_comes_from_a_variable_a_file_or_the_profile(tmp_path: Path) ->
         key_env = "OPS_TOKEN"
         heartbeat = "1m"
     """
-    found = plan(tmp_path, text, {"SLACK_WEBHOOK_URL": SECRET, "OPS_TOKEN": "tok"})
+    found = plan(tmp_path, text, {"SLACK_WEBHOOK_URL": SECRET, "OPS_TOKEN": "0123456789"})
     a, b, c = found.targets
     assert (a.url, a.rules) == (SECRET, {"failed"})
     assert (b.url, b.key, b.rules) == (PAGERDUTY, "PDKEY", set(RULES))
-    assert (c.url, c.key, c.heartbeat) == (SECRET, "tok", timedelta(minutes=1))
+    assert (c.url, c.key, c.heartbeat) == (SECRET, "0123456789", timedelta(minutes=1))
     assert "TopSecret" not in repr(found) and "PDKEY" not in repr(found)
+    cleaned = Redactor(found.marks).text(f"refused by {SECRET}, at {PAGERDUTY}, with 0123456789")
+    assert cleaned == f"refused by <redacted>, at {PAGERDUTY}, with <redacted>"
 
 
 @pytest.mark.parametrize(

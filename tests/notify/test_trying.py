@@ -84,7 +84,8 @@ def test_one_channel_alone_as_a_document(
     assert receiver.got.empty()
     done = ncclops_in_process(*given, "nobody")
     assert done.returncode == 2
-    assert "its channels are team, duty, ops, absent" in done.stderr
+    assert "no such channel; known: team, duty, ops, absent" in done.stderr
+    assert "did you mean team?" in ncclops_in_process(*given, "tema").stderr
 
 
 def test_a_profile_that_tells_nobody(ncclops_in_process: Ncclops) -> None:

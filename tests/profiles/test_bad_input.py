@@ -210,6 +210,14 @@ def test_an_unknown_profile_gives_the_nearest_names() -> None:
         load_profiles(["multi-host"])
 
 
+def test_of_several_profiles_all_that_is_wrong_is_told() -> None:
+    with pytest.raises(ProfileError) as raised:
+        load_profiles(["lcoal-cpu", "local-cpu", "regional-compil"])
+    first, second = raised.value.lines
+    assert "'lcoal-cpu'; did you mean local-cpu" in first
+    assert "'regional-compil'; did you mean regional-compile" in second
+
+
 def test_a_loop_is_named(tmp_path: Path) -> None:
     for name, parent in (("a", "b"), ("b", "c"), ("c", "a")):
         (tmp_path / f"{name}.toml").write_text(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ncclops.redaction.marks import mark_of
 from ncclops.report.heat import COLUMNS, heat_of, slowest
 from ncclops.report.page import render
 from ncclops.report.records import StepTime, read
@@ -96,7 +97,7 @@ def run_dir(starts_processes: None, tmp_path: Path) -> Path:
         "run_id": "20260101-abc",
         "outcome": "completed",
         "exit_code": 0,
-        "reason": "3 workers exited 0; token=abc123def",
+        "reason": "3 workers exited 0; token=abc123def, with correct.horse",
         "seconds": 40.0,
         "attempts": 1,
         "workers": [],
@@ -105,6 +106,13 @@ def run_dir(starts_processes: None, tmp_path: Path) -> Path:
         json.dumps({"schema": "ncclops.run/1", "run_id": "20260101-abc", "world_size": 4})
     )
     (run / "verdict.json").write_text(json.dumps(verdict))
+    environment = {
+        "schema": "ncclops.env-snapshot/1",
+        "label": "rank 0",
+        "variables": {"STORE_PASSWORD": "<redacted>"},
+        "marks": [mark_of("correct.horse")],
+    }
+    (run / "ranks/0/environment.json").write_text(json.dumps(environment))
     return run
 
 
@@ -142,6 +150,7 @@ def test_the_page_holds_no_secret_and_nothing_that_runs(
 ) -> None:
     page = page_of(ncclops_in_process, run_dir)
     assert "abc123def" not in page
+    assert "correct.horse" not in page, "the value of a rank's variable with such a name"
     assert "<img" not in page
     assert page.count("<script") == 2  # the data and the drawing
     assert "script-src 'sha256-" in page, "and the browser runs no other"

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ncclops.moments import LATEST_S
+from ncclops.redaction.marks import mark_of
 from ncclops.traces.otlp import send
 from ncclops.traces.reading import read
 
@@ -115,6 +116,14 @@ def run_dir(tmp_path: Path) -> Path:
     """A run of two ranks with a restart in place, which has failed then."""
     run = tmp_path / "run"
     write(run, *EVENTS)
+    (run / "ranks/0").mkdir(parents=True)
+    environment = {
+        "schema": "ncclops.env-snapshot/1",
+        "label": "rank 0",
+        "variables": {"STORE_PASSWORD": "<redacted>"},
+        "marks": [mark_of("correct.horse")],
+    }
+    (run / "ranks/0/environment.json").write_text(json.dumps(environment))
     (run / "run.json").write_text(
         json.dumps(
             {
@@ -134,7 +143,7 @@ EVENTS = [
     event("bootstrapped", 1005.0, 0),
     event("step", 1010.0, 0, step=1, step_s=1.0),
     event("step", 1019.0, 0, step=10, step_s=1.0),
-    event("fault", 1020.0, 1, cause="RuntimeError: refused, token=abc123def"),
+    event("fault", 1020.0, 1, cause="RuntimeError: refused, token=abc123def to correct.horse"),
     event(
         "restart", 1022.0, iteration=1, faulty_ranks=[1], phases_ms={"detect": 500, "abort": 1500}
     ),
@@ -189,6 +198,7 @@ def test_secrets_stay_here(ncclops_in_process: Export, collector: Collector, run
     sent = collector.next().body.SerializeToString()
     assert b"RuntimeError: refused" in sent
     assert b"abc123def" not in sent
+    assert b"correct.horse" not in sent, "the value of a rank's variable with such a name"
 
 
 def test_the_usual_variables_say_where_and_how(
@@ -249,9 +259,15 @@ def test_times_and_numbers_of_any_size_can_be_sent(collector: Collector, run_dir
     assert any(each.events for each in collector.next().spans)
 
 
-@pytest.mark.parametrize("code", [307, 400, 401, 404, 500])
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        *((307, "name its port"), (400, "name its port"), (404, "name its port")),
+        *((401, "give its token in OTEL_EXPORTER_OTLP_HEADERS"), (500, "its own log says why")),
+    ],
+)
 def test_a_refusal_is_one_line(
-    ncclops_in_process: Export, collector: Collector, run_dir: Path, code: int
+    ncclops_in_process: Export, collector: Collector, run_dir: Path, code: int, advice: str
 ) -> None:
     collector.codes = [code]
     done = ncclops_in_process("export-traces", run_dir, "--endpoint", collector.url)
@@ -259,6 +275,7 @@ def test_a_refusal_is_one_line(
     assert done.stderr.count("\n") == 1
     assert "ncclops: error: the collector has not taken the trace" in done.stderr
     assert f"127.0.0.1:{collector.port} answers {code}" in done.stderr
+    assert advice in done.stderr
 
 
 def test_a_collector_that_is_not_there_is_one_line(
@@ -349,10 +366,12 @@ def test_a_run_that_has_not_begun_is_one_line(ncclops_in_process: Export, run_di
     assert "shows nothing that took time" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "missing", ["opentelemetry.exporter.otlp.proto.http.trace_exporter", "requests"]
+)
 def test_without_the_extra_the_line_says_how_to_get_it(
-    ncclops_in_process: Export, run_dir: Path
+    ncclops_in_process: Export, run_dir: Path, missing: str
 ) -> None:
-    missing = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     with mock.patch.dict(sys.modules, {missing: None}):
         del sys.modules["ncclops.traces.otlp"]
         done = ncclops_in_process("export-traces", run_dir)

@@ -69,7 +69,7 @@ def _notifier(run: RunDirectory, plan: NotifyPlan, say: Callable[[str], None]) -
     from ncclops.notify.messages import Origin
     from ncclops.notify.notifier import Notifier
 
-    origin = Origin(run_id=run.run_id, run_dir=str(run.path), node=run.node)
+    origin = Origin(run_id=run.run_id, run_dir=str(run.path), node=run.node, marks=plan.marks)
     notifier = Notifier(plan, origin, record=run.add, say=say)
     notifier.start()
     run.listen(notifier.post)

@@ -418,7 +418,8 @@ class TeamStop:
     async def _abort_groups(self, why: str, late: Sequence[int] = ()) -> None:
         ranks = [worker.rank for worker in self._team.running()]
         self._job.run.add(StopForcedEvent(ranks=ranks, reason=why, late=list(late)))
-        self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
+        count = f"{len(ranks)} worker{'s' * (len(ranks) != 1)}"
+        self._say(f"{why}: aborting the process groups of {count}, then SIGTERM")
         await self._abort()
 
     async def _abort(self) -> None:

@@ -11,17 +11,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ncclops._version import __version__
-from ncclops.errors import NcclopsError, UsageError
+from ncclops.errors import UsageError
 from ncclops.record import environment_record
 from ncclops.record.paths import (
     AGENT_LOG,
-    ENVIRONMENT_FILE,
     EVENTS,
     FORK_SERVER_LOG,
     NODES_LOG,
@@ -34,8 +32,7 @@ from ncclops.record.paths import (
 from ncclops.record.regular_file import open_regular
 from ncclops.record.runs import no_run
 from ncclops.record.tree import walk
-from ncclops.redaction.marks import Mark, marks_of
-from ncclops.redaction.redactor import Redactor, redact_variables, rules
+from ncclops.redaction.redactor import Redactor, marks_here, rules
 
 SCHEMA = "ncclops.bundle/1"
 MANIFEST = "bundle.json"
@@ -129,7 +126,7 @@ def pack(
 
 def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle:
     run = run.resolve()
-    redactor = Redactor(_marks(run))
+    redactor = Redactor((*marks_here(), *environment_record.marks_of_run(RunPaths(run))))
     packed: list[Packed] = []
     left_out: list[LeftOut] = []
     # Never empty: a member's name would begin with "/".
@@ -149,16 +146,6 @@ def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle
         text = json.dumps(bundle.manifest(), indent=2).encode() + b"\n"
         tar.addfile(_entry(f"{folder}/{MANIFEST}", len(text), time.time()), io.BytesIO(text))
     return bundle
-
-
-def _marks(run: Path) -> Iterator[Mark]:
-    """Of the values of secrets in the environments of the run's ranks, and in this one."""
-    yield from marks_of(os.environ, redact_variables(os.environ))
-    for path in _walk(run, []):
-        if path.name == ENVIRONMENT_FILE:
-            with suppress(NcclopsError, OSError):
-                snapshot = environment_record.ENVIRONMENT.read(path)
-                yield from () if snapshot is None else snapshot.marks
 
 
 def _walk(run: Path, left_out: list[LeftOut]) -> Iterator[Path]:

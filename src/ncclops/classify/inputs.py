@@ -23,6 +23,7 @@ from ncclops.classify.loader import SignatureSet
 from ncclops.classify.model import Report
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
+from ncclops.given_path import given_path
 from ncclops.record.regular_file import WithoutHoles, advice, open_regular
 from ncclops.record.tree import walk
 
@@ -85,12 +86,12 @@ def classify_paths(paths: Sequence[str | Path], signatures: SignatureSet | None 
 
     Raises ``UsageError`` for what does not exist, cannot be read, or holds no log.
     """
-    if isinstance(paths, str | PathLike) or not isinstance(paths, Sequence):
+    if isinstance(paths, str | bytes | PathLike) or not isinstance(paths, Sequence):
         raise UsageError(f"{short_repr(paths)}: give a list of paths, or call classify")
     scanner = Scanner(signatures)
     notes: list[str] = []
     for path in paths:
-        notes += scan_path(scanner, path)
+        notes += scan_path(scanner, given_path(path, "a log, or of a directory of logs"))
     return scanner.verdict(notes)
 
 

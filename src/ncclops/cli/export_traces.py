@@ -33,7 +33,7 @@ def export_traces(
     try:
         from ncclops.traces.otlp import send
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("opentelemetry"):
+        if (error.name or "").partition(".")[0] not in ("opentelemetry", "requests"):
             raise
         raise UsageError(
             f"export-traces needs OpenTelemetry ({error.name} is not installed):"

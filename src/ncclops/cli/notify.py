@@ -41,6 +41,7 @@ def test(
     """
     from ncclops.env.request import resolve_profile
     from ncclops.host_name import host_name
+    from ncclops.nearest import nearest
     from ncclops.notify.trying import try_channels
     from ncclops.profiles.parameters import parse_parameters
 
@@ -48,8 +49,8 @@ def test(
     channels = found.notify.to
     for name in to or ():
         if name not in channels:
-            there = f"its channels are {', '.join(channels)}" if channels else "it has no channel"
-            raise UsageError(f"--to {name}: not in profile {found.name}: {there}")
+            there = nearest(name, channels) or "; it has no channel"
+            raise UsageError(f"--to {name}: profile {found.name} has no such channel{there}")
     if not channels:
         raise UsageError(
             f"profile {found.name} tells nobody: add a channel, [notify.to.NAME] (docs/notify.md)"

@@ -7,7 +7,7 @@ reported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -41,6 +41,7 @@ _JUDGED: Mapping[str, Weight] = {
     "interface": "fine",
     "HCAs": "fine",
 }
+FACTS = (*_JUDGED, "clock")
 _WHY = {
     "commit": "the ranks would run different code",
     "parameters": "timeouts and variables follow from the profile's parameters",
@@ -93,7 +94,7 @@ class Comparison:
         return [difference for difference in self.differences if difference.weight == weight]
 
 
-def relevant(environ: Mapping[str, str], planned: Sequence[str]) -> dict[str, str]:
+def relevant(environ: Mapping[str, str], planned: Collection[str]) -> dict[str, str]:
     """The part of ``environ`` that the nodes compare: what is ``planned`` or covered."""
     known = catalogue()
     return {
@@ -101,6 +102,11 @@ def relevant(environ: Mapping[str, str], planned: Sequence[str]) -> dict[str, st
         for name, value in sorted(environ.items())
         if name in planned or name in known or is_covered(name)
     }
+
+
+def is_compared(name: str, planned: Collection[str]) -> bool:
+    """Whether nodes compare anything of that name: a fact, or a variable that is ``relevant``."""
+    return name in FACTS or bool(relevant({name: ""}, planned))
 
 
 def compare(

@@ -23,6 +23,7 @@ from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.durations import format_rounded
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.given_path import given_path
 from ncclops.host import process_identity
 from ncclops.host.process_identity import ProcessIdentity
 from ncclops.record import event_log, incident_record, runs
@@ -152,7 +153,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
 
     Reads only. Raises ``UsageError`` if there is no run.
     """
-    run = Path(run_dir).resolve()
+    run = given_path(run_dir, "a run directory").resolve()
     paths = RunPaths(run)
     notes: list[str] = []
     if not paths.holds_run():

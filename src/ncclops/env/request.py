@@ -15,7 +15,7 @@ from ncclops.errors import ProfileError, UsageError
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import has_rdma, installed_torch
 from ncclops.profiles import Profile, RestartMode, choose_profile, load_profiles, with_lane
-from ncclops.profiles.files import find
+from ncclops.profiles.files import read_all
 from ncclops.profiles.model import GivenParameter
 from ncclops.profiles.parameters import own_name
 
@@ -51,8 +51,7 @@ def resolve_profile(
         names = [name.strip() for name in environ.get(DEFAULT_PROFILE, "").split(",")]
         found = [name for name in names if name]
         try:
-            for name in found:
-                find(name)
+            read_all(found)
         except ProfileError as error:
             lines = (f"{DEFAULT_PROFILE}: {line}" for line in error.lines)
             raise ProfileError(*lines) from None

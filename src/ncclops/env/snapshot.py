@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,7 @@ import psutil
 from ncclops.env.catalogue import catalogue
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
+from ncclops.given_path import given_path
 from ncclops.host.software import installed_nccl, installed_torch
 from ncclops.host_name import host_name
 from ncclops.record import documents
@@ -95,7 +96,7 @@ def load(what: str | PathLike[str]) -> EnvSnapshot:
     ``here`` is this process's, ``pid:N`` a running process's; else a snapshot file, a rank's
     directory, or a run directory (its rank 0, or what its plan left in place).
     """
-    what = fspath(what)
+    what = str(given_path(what, "a snapshot or a run, 'here' or 'pid:N'"))
     if what == "here":
         return take(os.environ)
     if what.startswith("pid:"):

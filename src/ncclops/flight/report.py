@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ncclops.flight import ras, torch_opinion
@@ -16,6 +15,7 @@ from ncclops.flight.model import FlightEvidence
 from ncclops.flight.sentences import sentence
 from ncclops.flight.sources import gather
 from ncclops.flight.waits import Waits, find_waits
+from ncclops.given_path import given_path
 from ncclops.rank_lists import ranks_named
 
 SCHEMA = "ncclops.flight/1"
@@ -156,7 +156,7 @@ def analyze(
     ras.json or ras.txt is read anyway. ``with_torch`` has torch's analyser asked, in a process of
     its own. ``UsageError`` if nothing can be read or no group matches.
     """
-    evidence = gather(Path(path))
+    evidence = gather(given_path(path, "a run, an incident, or a folder of dumps"))
     view = ras.find_view(evidence, ras_address)
     report = judge(evidence, pattern)
     if view is not None:

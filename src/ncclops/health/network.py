@@ -13,8 +13,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ncclops.nearest import meant
+
 # What a network may be asked for by, besides the name that NCCL prints.
 KINDS = ("ib", "roce", "socket", "plugin")
+
+# What people call them elsewhere: NCCL prints no such name, so no network would ever meet it.
+_CALLED = {
+    "infiniband": "ib",
+    "rdma": "ib or roce",
+    "rocev2": "roce",
+    "ethernet": "socket",
+    "tcp": "socket",
+    "efa": "plugin",
+}
+# Names that NCCL prints and that are like another word here.
+_PRINTED = ("gib",)
 
 # One of these is in every line that is looked at.
 MARKS = (b"Using network ", b"NET", b"Bootstrap", b"NCCL_IB_DISABLE", b"libibverbs")
@@ -69,6 +83,18 @@ def meets(seen: NetworkSeen, wanted: Sequence[str]) -> bool:
     """Whether it is one of ``wanted``: kinds, or names as NCCL prints them, in any case."""
     names = {seen.name.lower(), *seen.kinds}
     return any(each.lower() in names for each in wanted)
+
+
+def mistaken(wanted: str) -> str:
+    """What is meant by ``wanted`` where that is the name of no network; else empty.
+
+    Plugins name their networks as they like, so a word that is like none of the known ones is taken
+    for such a name.
+    """
+    name = wanted.lower()
+    if name in (*KINDS, *_PRINTED):
+        return ""
+    return next((_CALLED.get(close, close) for close in meant(name, (*KINDS, *_CALLED))), "")
 
 
 class NetworkReading:

@@ -84,7 +84,12 @@ class ReceiptCallback(TrainerCallback):
             self._phases.begin("checkpoint")
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Any = None,
+        **_: Any,
     ) -> None:
         """The prediction is over."""
         self._phases.end()

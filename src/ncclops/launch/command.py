@@ -49,7 +49,7 @@ from ncclops.profiles import Profile
 from ncclops.profiles.notification import KUBEFLOW_URL
 from ncclops.receipts.log_formats import parse_forms
 from ncclops.record import answer, event_log, shared_page, variables
-from ncclops.record.control_address import listen_tcp, listen_unix
+from ncclops.record.control_address import listen_tcp, listen_unix, tcp_address
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent, WorkerStartedEvent
 from ncclops.record.run_directory import DirectoryTaken, RunDirectory
 from ncclops.redaction.redactor import Redactor
@@ -97,6 +97,12 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    if request.control_listen is not None:
+        tcp_address(request.control_listen)
+    if request.allowed_differences:
+        # An entry for some hosts alone is in the profile, and not in this host's plan.
+        names = {*(change.name for change in plan.changes), *request.profile.env}
+        options.check_allowed(request.allowed_differences, names)
     planned = plan.without_run(os.environ)
     options.check_compat(planned)
     options.check_store_variables(planned, nodes=nodes.count)

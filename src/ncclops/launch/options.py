@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +13,11 @@ from typing import cast, get_args
 
 from ncclops.agent.layout import Shown, Target
 from ncclops.durations import parse_duration
+from ncclops.env.catalogue import catalogue
 from ncclops.errors import UsageError
+from ncclops.health import network
 from ncclops.launch.request import Preflight, Restart
+from ncclops.nearest import nearest
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
 from ncclops.record.variables import COMPAT
@@ -371,6 +374,38 @@ def silent_store(environ: Mapping[str, str]) -> str | None:
             f"no store answers at {variables.STORE}={host}:{port} yet ({why}): workers wait for it"
         )
     return None
+
+
+def check_networks(wanted: Iterable[str], where: str) -> None:
+    """Raise ``UsageError`` for one of ``wanted``, of the option or key ``where``, that is none."""
+    for name in wanted:
+        if not name:
+            raise UsageError(f"{where}: one of the names is empty: give {_kinds()}")
+        if close := network.mistaken(name):
+            raise UsageError(f"{where} {name}: did you mean {close}? Give {_kinds()}")
+
+
+def _kinds() -> str:
+    return f"{', '.join(network.KINDS)}, or a name as NCCL prints it"
+
+
+def check_allowed(names: Iterable[str], planned: Collection[str]) -> None:
+    """Raise ``UsageError`` for a name of ``--allow-difference`` that nodes do not compare.
+
+    ``planned`` are the variables of the plan.
+    """
+    from ncclops.cluster import fingerprint
+
+    for name in names:
+        if fingerprint.is_compared(name, planned):
+            continue
+        hint = nearest(
+            name,
+            (*fingerprint.FACTS, *planned, *catalogue()),
+            or_else="; they compare variables of the profile, of NCCL and of torch, and "
+            + ", ".join(fingerprint.FACTS),
+        )
+        raise UsageError(f"--allow-difference {name}: nodes compare nothing of that name{hint}")
 
 
 def check_nccl_says(environ: Mapping[str, str]) -> None:

@@ -40,6 +40,8 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     profile = resolve_profile(
         request.profiles, parameters=request.parameters, nnodes=nnodes, say=remarks.append
     )
+    options.check_networks(request.networks, "--require-network")
+    options.check_networks(profile.network.expect, f"profile {profile.name}: network.expect:")
     if request.networks:
         profile = replace(profile, network=NetworkSettings(request.networks, log=True))
     restart, _, grow = options.parse_restart(request.restart).partition(":")

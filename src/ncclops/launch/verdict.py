@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclops.errors import UsageError
 from ncclops.exit_codes import NextAction
+from ncclops.given_path import given_path
 from ncclops.record.document_kind import load_object
 from ncclops.record.paths import RunPaths
 from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord
@@ -60,7 +61,7 @@ def read_verdict(run_dir: str | PathLike[str]) -> RunVerdict:
     Raises ``UsageError`` where there is none (the run has not ended, or its agent was killed), and
     where it cannot be read or is damaged.
     """
-    path = RunPaths(Path(run_dir)).verdict
+    path = RunPaths(given_path(run_dir, "a run directory")).verdict
     document = load_object(path, VERDICT.advice)
     if document is None:
         raise UsageError(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+_log = logging.getLogger(__name__)
 
 
 class Aside:
@@ -15,11 +19,21 @@ class Aside:
         self._results: deque[Callable[[], None]] = deque()
         self.is_busy = False
 
-    def start(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do ``work`` in a thread; what it returns is called in the loop. Not while it is busy."""
+    def start(
+        self, work: Callable[[], Callable[[], None]], otherwise: Callable[[str], None]
+    ) -> None:
+        """Do ``work`` in a thread; what it returns is called in the loop. Not while it is busy.
+
+        Where it raises, ``otherwise`` is, with the error in a line.
+        """
 
         def run() -> None:
-            self._results.append(work())
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - the boundary of the thread; told
+                _log.debug("what was done beside the loop", exc_info=True)
+                result = partial(otherwise, f"internal error: {type(error).__name__}: {error}")
+            self._results.append(result)
             self._wake()
 
         self.is_busy = True

@@ -69,7 +69,8 @@ class Content:
 class Scene:
     """All that a frame is made of, besides its size.
 
-    ``silent_s``: for how many seconds the run's status has not come.
+    ``silent_s``: for how many seconds the run's status has not come; ``trouble``: why the last look
+    at it has failed, if it has.
     """
 
     status: RunStatus
@@ -77,6 +78,7 @@ class Scene:
     view: View
     content: Content | None = None
     silent_s: float = 0.0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,8 @@ def _about(scene: Scene, seen: Mapping[int, Concern], columns: int) -> list[Line
     if scene.silent_s > _OLD_S:
         old = f"no answer for {duration(scene.silent_s)}: this is what was known then"
         about.append(line(old, "yellow"))
+    if scene.trouble:
+        about.append(line(f"the run cannot be looked at: {scene.trouble}", "yellow"))
     drawn = timeline.bar(scene.past, columns)
     return [*about, *rest, facts, *([drawn] if drawn.parts else [])]
 

@@ -73,7 +73,7 @@ class PageReader:
             self.content = None
         self.close()
         if request is not None:
-            self._aside(request).start(partial(self._read, request, status, shown))
+            self._start(request, partial(self._read, request, status, shown))
 
     def _continue(self, request: Request, status: RunStatus) -> None:
         shown, now = self.content, time.monotonic()
@@ -85,7 +85,13 @@ class PageReader:
         self._read_at = now
         if self._growth is not None:
             self._growth.has_grown = False
-        self._aside(request).start(partial(self._read_again, request, status, shown))
+        self._start(request, partial(self._read_again, request, status, shown))
+
+    def _start(self, request: Request, read: Callable[[], Callable[[], None]]) -> None:
+        def otherwise(why: str) -> None:
+            self._on_content(request, pages.said(request.page, f"cannot be read: {why}"))
+
+        self._aside(request).start(read, otherwise)
 
     def _aside(self, request: Request) -> Aside:
         return self._asides.setdefault(request.page, Aside(self._wake))

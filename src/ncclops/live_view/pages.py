@@ -44,9 +44,9 @@ def read(
                 return _stacks(run_dir)
         return _incident(run_dir, request)
     except NcclopsError as error:
-        return _said(request.page, str(error))
+        return said(request.page, str(error))
     except OSError as error:
-        return _said(request.page, f"cannot be read: {error.strerror or error}")
+        return said(request.page, f"cannot be read: {error.strerror or error}")
 
 
 def read_again(shown: Content) -> Content:
@@ -60,7 +60,8 @@ def read_again(shown: Content) -> Content:
     return replace(shown, lines=lambda _: lines)
 
 
-def _said(title: str, why: str) -> Content:
+def said(title: str, why: str) -> Content:
+    """A page that has nothing but ``why``."""
     return Content(title=title, lines=lambda _: [line(why, "yellow")])
 
 
@@ -70,10 +71,10 @@ def _said(title: str, why: str) -> Content:
 def _log(run_dir: Path, request: Request, status: RunStatus, shown: Path | None) -> Content:
     rank = request.rank
     if rank is None:
-        return _said("log", "no rank has started yet")
+        return said("log", "no rank has started yet")
     files = _log_files(run_dir, rank)
     if not files:
-        return _said(f"rank {rank}: log", _no_log(rank, status))
+        return said(f"rank {rank}: log", _no_log(rank, status))
     if request.which and shown in files:
         number = (files.index(shown) + 1) % len(files)
     else:
@@ -146,7 +147,7 @@ def _incident(run_dir: Path, request: Request) -> Content:
 
     known = numbered(RunPaths(run_dir).incidents)
     if not known:
-        return _said("incident", "this run has no incidents: nothing has failed in it")
+        return said("incident", "this run has no incidents: nothing has failed in it")
     about = _about(run_dir, request.rank, known)
     first = known.index(known[-1] if about is None else about)
     number = known[min(max(first + request.which, 0), len(known) - 1)]

@@ -66,6 +66,7 @@ class _Watching:
         self._frame: Frame | None = None
         self._answered = self._asked = time.monotonic()
         self._took_s = self._typed_at = 0.0
+        self._trouble = ""
         self._asking = Aside(terminal.wake)
         self._pages = PageReader(run_dir, terminal.wake)
         self._growth: Growth | None = None
@@ -104,6 +105,7 @@ class _Watching:
             view=self._view,
             content=self._pages.content,
             silent_s=silent_s,
+            trouble=self._trouble,
         )
         self._frame = compose(scene, *self._terminal.size)
         self._view = self._frame.view
@@ -154,7 +156,7 @@ class _Watching:
         if self._growth is not None:
             self._growth.has_grown = False
         self._asked = time.monotonic()
-        self._asking.start(self._look)
+        self._asking.start(self._look, self._on_trouble)
 
     def _look(self) -> Callable[[], None]:
         """In a thread: the status, and what the events that are new add to the past."""
@@ -171,5 +173,10 @@ class _Watching:
 
     def _on_status(self, status: RunStatus | None, past: Past, took_s: float) -> None:
         self._past, self._took_s, self._asked = past, took_s, time.monotonic()
+        self._trouble = ""
         if status is not None:
             self.status, self._answered = status, time.monotonic()
+
+    def _on_trouble(self, why: str) -> None:
+        """What cannot be helped now may pass: it is asked again."""
+        self._asked, self._trouble = time.monotonic(), why

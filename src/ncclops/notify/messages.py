@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ncclops.notify.rules import Notice, Progress
 from ncclops.plain_text import plain_line
+from ncclops.redaction.marks import Mark
 from ncclops.redaction.redactor import Redactor
 
 SCHEMA = "ncclops.notification/1"
@@ -17,11 +18,15 @@ _MOST_CHARS = 1000  # of a summary: PagerDuty takes 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The run that a message is about, and the node that sends it."""
+    """The run that a message is about, and the node that sends it.
+
+    ``marks`` are of the secrets that are known there, which no message may quote.
+    """
 
     run_id: str
     run_dir: str
     node: str
+    marks: frozenset[Mark] = field(default=frozenset(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
         return {"run_id": self.run_id, "run_dir": self.run_dir, "node": self.node}
@@ -33,21 +38,20 @@ def as_json(notice: Notice, origin: Origin, ts: float) -> dict[str, Any]:
         "schema": SCHEMA,
         "rule": notice.rule,
         "severity": notice.severity,
-        "summary": _line(notice),
+        "summary": _text(notice.summary, origin),
         "subject": notice.subject,
         "held_back": notice.held_back,
         "ts": round(ts, 3),
         **origin.as_json(),
-        "details": _clean(notice.details),
+        "details": _clean(notice.details, origin),
     }
 
 
 def as_slack(notice: Notice, origin: Origin) -> dict[str, Any]:
     """An incoming webhook of Slack, and of what imitates it (Mattermost, Discord's /slack)."""
     held = f" ({notice.held_back} more of these since the last one)" if notice.held_back else ""
-    text = (
-        f"*{notice.severity}* run {origin.run_id}: {_line(notice)}{held}\n{origin.run_dir}".rstrip()
-    )
+    summary = _text(notice.summary, origin)
+    text = f"*{notice.severity}* run {origin.run_id}: {summary}{held}\n{origin.run_dir}".rstrip()
     # Slack's own marks for links and mentions.
     return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
 
@@ -61,13 +65,13 @@ def as_pagerduty(notice: Notice, origin: Origin, ts: float, key: str) -> dict[st
             filter(None, ("ncclops", origin.run_id, notice.rule, notice.subject))
         ),
         "payload": {
-            "summary": f"run {origin.run_id}: {_line(notice)}"[:_MOST_CHARS],
+            "summary": f"run {origin.run_id}: {_text(notice.summary, origin)}"[:_MOST_CHARS],
             "source": origin.node,
             "severity": notice.severity,
             "timestamp": _moment(ts),
             "component": origin.run_id,
             "class": notice.rule,
-            "custom_details": {**origin.as_json(), **_clean(notice.details)},
+            "custom_details": {**origin.as_json(), **_clean(notice.details, origin)},
         },
     }
 
@@ -80,7 +84,9 @@ def heartbeat(progress: Progress, origin: Origin, ts: float) -> dict[str, Any]:
         "schema": SCHEMA,
         "rule": "heartbeat",
         "severity": "info",
-        "summary": f"{progress.outcome}: {_text(progress.reason)}" if ended else f"running, {at}",
+        "summary": f"{progress.outcome}: {_text(progress.reason, origin)}"
+        if ended
+        else f"running, {at}",
         "state": "ended" if ended else "running",
         "ts": round(ts, 3),
         **origin.as_json(),
@@ -115,18 +121,14 @@ def as_trainjob_status(progress: Progress, ts: float, steps: int) -> dict[str, A
     return {"trainerStatus": status}
 
 
-def _line(notice: Notice) -> str:
-    return _text(notice.summary)
-
-
-def _text(text: str) -> str:
+def _text(text: str, origin: Origin) -> str:
     """In one line, without secrets and what a terminal acts on: an exception may quote both."""
     # Cut before, too, and where no secret is cut in two that is still shown.
-    return plain_line(Redactor().text(text[: 16 * _MOST_CHARS]), _MOST_CHARS)
+    return plain_line(Redactor(origin.marks).text(text[: 16 * _MOST_CHARS]), _MOST_CHARS)
 
 
-def _clean(details: Mapping[str, Any]) -> dict[str, Any]:
-    cleaned: dict[str, Any] = Redactor().document(dict(details))
+def _clean(details: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    cleaned: dict[str, Any] = Redactor(origin.marks).document(dict(details))
     return cleaned
 
 

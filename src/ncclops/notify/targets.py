@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -20,7 +20,8 @@ from ncclops.profiles.notification import (
     Secret,
 )
 from ncclops.record.regular_file import read_regular
-from ncclops.redaction.redactor import is_secret
+from ncclops.redaction.marks import Mark, marks_of
+from ncclops.redaction.redactor import is_secret, marks_here
 from ncclops.toml_files import with_home
 
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
@@ -52,10 +53,14 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class NotifyPlan:
-    """What a job tells whom: the limits of the rules, and the targets; none: nobody."""
+    """What a job tells whom: the limits of the rules, and the targets; none: nobody.
+
+    ``marks`` are of the secrets that are known here, which no message may quote.
+    """
 
     settings: NotifySettings
     targets: tuple[Target, ...]
+    marks: frozenset[Mark] = field(default=frozenset(), repr=False)
 
 
 def settle(settings: NotifySettings, environ: Mapping[str, str]) -> NotifyPlan:
@@ -74,7 +79,14 @@ def settle(settings: NotifySettings, environ: Mapping[str, str]) -> NotifyPlan:
                 token_file=environ.get(KUBEFLOW_TOKEN),
             )
         )
-    return NotifyPlan(settings=settings, targets=tuple(targets))
+    marks = frozenset((*marks_here(environ), *_marks_of(targets)))
+    return NotifyPlan(settings=settings, targets=tuple(targets), marks=marks)
+
+
+def _marks_of(targets: Sequence[Target]) -> list[Mark]:
+    urls = {f"{each.name}.url": each.url for each in targets if each.url != PAGERDUTY}
+    secrets = urls | {f"{each.name}.key": each.key for each in targets}
+    return marks_of(secrets, dict.fromkeys(secrets, ""))
 
 
 def target_of(name: str, channel: Channel, environ: Mapping[str, str]) -> Target:

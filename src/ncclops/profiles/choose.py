@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclops.errors import ProfileError
-from ncclops.profiles.files import find, profile_files, read
+from ncclops.profiles.files import profile_files, read_all
 from ncclops.profiles.resolve import load_profiles
 
 
@@ -66,4 +66,4 @@ def with_lane(
 
 
 def _has_lane(refs: Sequence[str], cwd: Path | None) -> bool:
-    return "lane" in [read(find(ref, cwd=cwd)).content.kind for ref in refs]
+    return "lane" in [loaded.content.kind for loaded in read_all(refs, cwd=cwd)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,3 +118,16 @@ def read(path: Path) -> Loaded:
         refuse((f"{path}: {problem}" for problem in describe(error, raw)), ProfileError)
         raise  # not reached: there is at least one
     return Loaded(path.stem, path, content)
+
+
+def read_all(refs: Iterable[str], *, cwd: Path | None = None) -> list[Loaded]:
+    """The files that ``refs`` mean; ``ProfileError`` has what is wrong with any of them."""
+    found: list[Loaded] = []
+    problems: list[str] = []
+    for ref in refs:
+        try:
+            found.append(read(find(ref, cwd=cwd)))
+        except ProfileError as error:
+            problems += error.lines
+    refuse(problems, ProfileError)
+    return found

@@ -13,7 +13,7 @@ from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, SETS, ExitCodes
 from ncclops.nearest import nearest
-from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
+from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read, read_all
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
     Entry,
@@ -65,7 +65,7 @@ def load_profiles(
     """
     if not refs:
         raise ProfileError("no profile given: name one (see `ncclops profile list`)")
-    chosen = [read(find(ref, cwd=cwd)) for ref in refs]
+    chosen = read_all(refs, cwd=cwd)
     lanes = [loaded for loaded in chosen if loaded.content.kind == "lane"]
     if len(lanes) > 1:
         names = " and ".join(loaded.name for loaded in lanes)

@@ -29,7 +29,7 @@ _STEPS_NEEDED = 3
 
 MEANING: dict[Verdict, str] = {
     "healthy": "all five rules hold",
-    "startup-stall": "no sign of training at all",
+    "startup-stall": "no sign of training at all, by `receipt.step()` or in a printed line",
     "compile-stall": "it died or went silent before compile warm-up was over",
     "rumour": f"fewer than {_STEPS_NEEDED} steps that count",
     "incomplete": "steps are there, but not everything that makes a receipt",
@@ -143,7 +143,8 @@ def _compile_warmup(facts: Facts) -> Rule:
 
 def _step_0_contaminated(facts: Facts) -> Rule:
     if facts.steps == 0:
-        return Rule("step-0-contaminated", False, None, "no step")
+        note = "no step, by `receipt.step()` or in a printed line"
+        return Rule("step-0-contaminated", False, None, note)
     if facts.real_steps == 0:
         note = "the only step there is contains the compile: its numbers say nothing"
         return Rule("step-0-contaminated", False, facts.first, note)

@@ -110,16 +110,23 @@ def _connect(path: Path, timeout_s: float) -> socket.socket:
     return client
 
 
+def tcp_address(text: str) -> tuple[str, int]:
+    """Host and port of ``PORT`` (on loopback) or ``HOST:PORT``. Raises ``UsageError``."""
+    host, _, port = text.rpartition(":")
+    number = whole_number(port, MOST_PORT)
+    if number is None:
+        raise UsageError(
+            f"--control-listen {text[:80]}: no address to listen on: write PORT or HOST:PORT"
+        )
+    return host.strip("[]") or "127.0.0.1", number
+
+
 def listen_tcp(text: str, in_use: Callable[[int], str] = lambda _: "") -> socket.socket:
     """A listening socket at ``text``: ``PORT`` (on loopback) or ``HOST:PORT``; port 0 is any.
 
     Raises ``UsageError`` when that is no address, or is taken; ``in_use`` says by whom.
     """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    number = whole_number(port, MOST_PORT)
-    if number is None:
-        raise UsageError(f"{text[:80]!r} is no address to listen on: write PORT or HOST:PORT")
+    host, number = tcp_address(text)
     try:
         family = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, number), family=family, backlog=_BACKLOG)
@@ -128,7 +135,7 @@ def listen_tcp(text: str, in_use: Callable[[int], str] = lambda _: "") -> socket
         if error.errno == errno.EADDRINUSE:
             why = os.strerror(errno.EADDRINUSE) + in_use(number)
         raise UsageError(
-            f"cannot listen on {host}:{port} ({why}):"
+            f"cannot listen on {host}:{number} ({why}):"
             " give another port, or 0 to have a free one picked"
         ) from error
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ncclops.errors import NcclopsError
 from ncclops.record.document_kind import DocumentKind
+from ncclops.record.paths import RunPaths, numbered
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class EnvSnapshot:
     """One environment. ``files`` is what NCCL adds to it from its configuration files.
 
     ``taken`` is in seconds since the epoch; ``redacted``: secrets have been taken out. ``marks``
-    are of their values (``redaction.marks``), by which `bundle` finds them in logs.
+    are of their values (``redaction.marks``), by which what leaves the machine is
+    searched for them.
     """
 
     label: str
@@ -39,3 +43,11 @@ class EnvSnapshot:
 ENVIRONMENT = DocumentKind(
     "ncclops.env-snapshot/1", EnvSnapshot, "write one with `ncclops env snapshot`"
 )
+
+
+def marks_of_run(paths: RunPaths) -> Iterator[tuple[int, int]]:
+    """The marks of the secrets in the environments of the run's ranks on this node."""
+    for rank in numbered(paths.ranks):
+        with suppress(NcclopsError, OSError):
+            snapshot = ENVIRONMENT.read(paths.rank(rank).environment)
+            yield from () if snapshot is None else snapshot.marks

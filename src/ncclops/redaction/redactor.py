@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import tomllib
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ncclops.redaction.marks import Mark, without_marked
+from ncclops.redaction.marks import Mark, marks_of, without_marked
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
@@ -95,6 +96,11 @@ def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """``variables`` with the values of secrets replaced."""
     redactor = Redactor()
     return {name: redactor.variable(name, value) for name, value in variables.items()}
+
+
+def marks_here(environ: Mapping[str, str] = os.environ) -> list[Mark]:
+    """The marks of the secrets in this process's environment."""
+    return marks_of(environ, redact_variables(environ))
 
 
 class Redactor:

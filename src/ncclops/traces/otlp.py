@@ -64,12 +64,19 @@ def send(trace: Trace, endpoint: str | None) -> int:
                 if exporter.export(made[first : first + _AT_ONCE]) is not SpanExportResult.SUCCESS:
                     raise NotTaken(
                         f"the collector has not taken the trace: {session.problem or words[-1]}:"
-                        " name its port for OTLP over HTTP, with --endpoint or"
-                        " OTEL_EXPORTER_OTLP_ENDPOINT"
+                        f" {_advice(session.answered)}"
                     )
         finally:
             exporter.shutdown()
     return len(made)
+
+
+def _advice(answered: int) -> str:
+    if answered in (401, 403):
+        return "give its token in OTEL_EXPORTER_OTLP_HEADERS (authorization=Bearer%20TOKEN)"
+    if answered == 429 or answered >= 500:
+        return "its own log says why; send the run again later"
+    return "name its port for OTLP over HTTP, with --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def _check_url(name: str, url: str) -> None:
@@ -108,9 +115,10 @@ class _Session(requests.Session):
     """
 
     problem = ""
+    answered = 0  # the number of the answer
 
     def request(self, method: Any, url: Any, *args: Any, **more: Any) -> Any:
-        self.problem = ""
+        self.problem, self.answered = "", 0
         more["stream"] = True
         ask = partial(super().request, method, url, *args, **more)
         try:
@@ -121,6 +129,7 @@ class _Session(requests.Session):
         except (requests.RequestException, OSError) as error:
             self.problem = f"{_where(url)}: {_innermost(error)}"
             raise
+        self.answered = response.status_code
         response.close()
         response.raw = io.BytesIO()
         if not (response.ok and response.status_code < _REDIRECTS):

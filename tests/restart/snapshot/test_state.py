@@ -407,7 +407,7 @@ def test_text_that_is_no_state_is_refused(text: str) -> None:
 
 def test_parameters_that_make_no_sense_are_refused() -> None:
     model = nn.Linear(1, 1)
-    with pytest.raises(TypeError, match="'n' is a int"):
+    with pytest.raises(TypeError, match="'n' is of type int"):
         Snapshots({"n": 3})
     for wrong in ({"replicated": ["x"]}, {"every": 0}, {"budget": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -87,7 +87,7 @@ def test_a_step_of_numpy_or_torch_is_restored(store: dist.Store, step: Any) -> N
 def test_a_step_that_is_no_whole_number_is_refused(store: dist.Store) -> None:
     training = Training(store, "float")
     training.restore()
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"take\(1\.5\): give how many steps are done"):
         training.snapshots.take(1.5)  # type: ignore[arg-type]
 
 

@@ -40,8 +40,8 @@ def check(entries: Mapping[str, Any]) -> None:
         has_state = hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")
         if not has_state and not isinstance(entry, torch.Tensor | dict | list):
             raise TypeError(
-                f"{name!r} is a {type(entry).__qualname__}: give an object with state_dict() and "
-                "load_state_dict(), a tensor, a dictionary or a list, so that its state can be "
+                f"{name!r} is of type {type(entry).__qualname__}: give an object with state_dict() "
+                "and load_state_dict(), a tensor, a dictionary or a list, so that its state can be "
                 "put back into it"
             )
 

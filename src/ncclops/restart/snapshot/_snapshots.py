@@ -150,7 +150,9 @@ class Snapshots:
         name: str = "",
     ) -> None:
         if not isinstance(state, Mapping):
-            raise TypeError(f"state is a {type(state).__qualname__}: give a dictionary, by name")
+            raise TypeError(
+                f"state is of type {type(state).__qualname__}: give a dictionary, by name"
+            )
         if isinstance(replicated, str) or not isinstance(replicated, Collection):
             raise TypeError(f"replicated={replicated!r}: give a list of names")
         _check_types(
@@ -407,7 +409,10 @@ class Snapshots:
         ``TypeError`` for a step that is no whole number.
         """
         entered = time.monotonic()
-        step = operator.index(step)  # of numpy or torch it would be no JSON, for the others
+        try:
+            step = operator.index(step)  # of numpy or torch it would be no JSON, for the others
+        except TypeError:
+            raise TypeError(f"take({step!r}): give how many steps are done") from None
         now = self._in_iteration()
         now.calls += 1
         under_way = now.round is not None and not now.round.is_reported
