@@ -533,6 +533,21 @@ def test_a_host_that_dies_between_the_rounds_is_silent() -> None:
     assert [each.kind for each in failures(verdict)] == ["silent"]
 
 
+def test_a_host_that_answers_and_has_not_reported_is_not_left_out() -> None:
+    """As one that is so busy that its report comes too late."""
+    first = outcomes({})
+    for late, second in ((dict(first), {}), (first, dict(first))):
+        (second or late).pop(3)
+        given = tuple(map(host, range(N)))
+        (silent,) = judge(given, late, second, expected=N, least=N).causes
+        assert (silent.kind, silent.severity, silent.hosts) == ("silent", "FAIL", (3,))
+        verdict = judge(given, late, second, expected=N, least=N, answering={3})
+        (cause,) = verdict.causes
+        assert (cause.kind, cause.severity, cause.hosts) == ("late", "CANNOT-TELL", ())
+        assert "is not left out" in tell(verdict)[0].remedy
+        assert not verdict.failed
+
+
 def never(edge: Edge) -> bool:
     return False
 

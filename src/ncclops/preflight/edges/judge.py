@@ -6,7 +6,7 @@ import errno
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
 from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
@@ -48,9 +48,13 @@ def judge(
     expected: int = 0,
     least: int = 0,
     seconds: float = 0.0,
+    answering: Collection[int] = (),
 ) -> Verdict:
-    """The verdict on ``hosts``, of which ``expected`` were to come and ``least`` are needed."""
-    out, causes = known.who_is_out(hosts, first, second)
+    """The verdict on ``hosts``, of which ``expected`` were to come and ``least`` are needed.
+
+    ``answering``: of those that have not reported, who answers connections at the end.
+    """
+    out, causes = known.who_is_out(hosts, first, second, answering)
     live = set(range(len(hosts))) - out
     found = states.settle(hosts, live, first, second)
     look = _Look(hosts, sorted(live), found, {n: each for n, each in first.items() if n in live})
@@ -58,7 +62,7 @@ def judge(
     # Those that answer others: what they say is lost, unless nothing else shows that.
     named = {each for cause in made if cause.kind == "loss" for each in (*cause.a, *cause.b)}
     unheard = [n for n in known.unheard(hosts, first, second) if n in live - named]
-    causes += [*made, *known.silent(hosts, unheard)]
+    causes += [*made, *known.without_report(hosts, unheard, answering)]
     causes += known.remarks(hosts, first)
     told = {cause.facts.get("address") for cause in causes if cause.kind == "duplicate-address"}
     lossy = found.dead | found.loss | found.resending

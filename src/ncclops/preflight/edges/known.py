@@ -27,19 +27,22 @@ _COMPARED_EVERYWHERE = ("nccl",)
 
 
 def who_is_out(
-    hosts: Sequence[Facts], first: Mapping[int, Outcome], second: Mapping[int, Outcome]
+    hosts: Sequence[Facts],
+    first: Mapping[int, Outcome],
+    second: Mapping[int, Outcome],
+    answering: Collection[int],
 ) -> tuple[set[int], list[Cause]]:
     """The hosts whose edges are explained by what they are, and the causes.
 
-    Those that fell silent, that listen nowhere or where only they can reach it, that may open too
-    few files, and those that share an address.
+    Those that fell silent (and are not ``answering``), that listen nowhere or where only they can
+    reach it, that may open too few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
     shared = _shared(hosts, lambda each: each.place.address if each.place else "")
     # Each takes the other's packets: that is why the meeting has lost them.
     taken = {n for _, sharing in shared if not _each_its_own(hosts, sharing) for n in sharing}
     silent = [n for n in unheard(hosts, first, second) if not _answers(n, first, second)]
-    silent = [n for n in silent if n not in taken]
+    silent = [n for n in silent if n not in taken and n not in answering]
     files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
@@ -89,9 +92,17 @@ def _answers(host: int, first: Mapping[int, Outcome], second: Mapping[int, Outco
     return len(found) >= _WITNESSES
 
 
-def silent(hosts: Sequence[Facts], numbers: Iterable[int]) -> list[Cause]:
-    """One for each host that has fallen silent."""
-    return [_of_host("silent", each, hosts[each]) for each in numbers]
+def without_report(
+    hosts: Sequence[Facts], numbers: Iterable[int], answering: Collection[int]
+) -> list[Cause]:
+    """One for each host that has fallen silent, or that has not reported though it answers."""
+    silent, late = list[int](), list[int]()
+    for each in numbers:
+        (late if each in answering else silent).append(each)
+    return [
+        *(_of_host("silent", each, hosts[each]) for each in silent),
+        *(_cause("late", "CANNOT-TELL", (each,)) for each in late),
+    ]
 
 
 def _each_its_own(hosts: Sequence[Facts], sharing: tuple[int, ...]) -> bool:

@@ -159,6 +159,21 @@ class Rounds:
             skipped=tuple(dst for dst in edges if dst not in done),
         )
 
+    async def answering(self, dsts: Iterable[int]) -> frozenset[int]:
+        """Which of ``dsts`` answer this host now, each on one port; within 6 s."""
+
+        async def answers(dst: int) -> bool:
+            ports = self._hosts[dst].ports
+            slot = next((slot for slot, port in enumerate(ports) if port), None)
+            if slot is None or not self._can_be_tried(dst):
+                return False
+            found = await self._probe(dst, slot, FIRST)
+            return found.how is None and self._numbers.get(found.uid) == dst
+
+        asked = list(dsts)
+        told = await asyncio.gather(*map(answers, asked))
+        return frozenset(dst for dst, is_there in zip(asked, told, strict=True) if is_there)
+
     # --- edges ----------------------------------------------------------------------------------
 
     async def _first_edge(self, edge: _Edge) -> None:

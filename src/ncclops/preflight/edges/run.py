@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from ncclops.preflight.edges import machine, schedule
+from ncclops.preflight.edges import known, machine, schedule
 from ncclops.preflight.edges.judge import judge
 from ncclops.preflight.edges.listener import Listener
 from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
@@ -200,10 +200,13 @@ class _Part:
         if again.edges:
             left = max(1.0, began + patience - time.monotonic())
             second = await self._outcomes("second", meeting, plan, facts, left)
+        # One that is only late is no host to leave out.
+        unheard = known.unheard(plan.hosts, first, second)
         verdict = judge(
             plan.hosts,
             first,
             second,
+            answering=await rounds.answering(unheard),
             missing=_missing(self._where, plan.hosts),
             expected=count,
             least=self._where.least,

@@ -314,6 +314,13 @@ def _silent(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     )
 
 
+def _late(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    return (
+        f"{_names(hosts, cause.a)} answers connections, and has not reported in time what it sees",
+        "look whether that host is busy, and run it again; it is not left out for that",
+    )
+
+
 def _missing(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:  # noqa: ARG001
     facts = cause.facts
     return (
@@ -454,6 +461,7 @@ _KINDS = {
     "no-interface": _no_interface,
     "loopback": _loopback,
     "silent": _silent,
+    "late": _late,
     "missing": _missing,
     "duplicate-name": _duplicate_name,
     "one-machine": _one_machine,
