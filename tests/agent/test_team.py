@@ -263,6 +263,19 @@ def test_a_job_that_is_done_is_not_done_on_a_rank_that_was_lost(made: Made, tmp_
     assert team.has_failed(team.workers[3])
 
 
+@in_place
+def test_a_rank_that_was_lost_takes_no_part_whether_its_process_runs_or_not(
+    made: Made, tmp_path: Path
+) -> None:
+    """By exec it may be another program, which makes no steps: that is no hang of the others."""
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
+    take_over(run, made.team, 0, RestartEvent(ranks_lost=[1, 3]))
+    made.end(rank2=KILLED)
+    assert [worker.rank for worker in made.team.taking_part()] == [0]
+    take_over(run, made.team, 0, RestartEvent(ranks_returned=[1]))
+    assert [worker.rank for worker in made.team.taking_part()] == [0, 1]
+
+
 @pytest.mark.parametrize("asked", [False, True], ids=["by the kernel", "by the agent"])
 def test_the_oom_killer_explains_the_end_of_a_killed_rank_only(made: Made, asked: bool) -> None:
     team = made.end(rank0=BAD, rank2=KILLED)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -198,6 +199,41 @@ def test_a_node_was_in_reserve_only_where_enough_others_were_there(
         backend._seen = seen
         with pytest.raises(ends, match="^$" if ends is NotNeeded else "before 2 nodes were there"):
             backend.meet(0)
+
+
+def test_the_job_ends_once_nodes_in_reserve_have_heard_it(
+    server: dist.TCPStore, tmp_path: Path
+) -> None:
+    """With the first node goes its store: they would end with an error, "the store is lost"."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+
+    waits, closed, heard = threading.Event(), threading.Event(), threading.Event()
+
+    def next_round() -> None:
+        waits.set()
+        assert closed.wait(LIMIT.total_seconds())
+        heard.set()
+        raise RendezvousClosedError
+
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        reserve, last = (
+            TorchBackend(Link(config(server, tmp_path, rank), ours)) for rank in range(2)
+        )
+        reserve._handler = SimpleNamespace(is_closed=lambda: False, next_rendezvous=next_round)
+        last._handler = SimpleNamespace(shutdown=closed.set)
+
+        def stay() -> None:
+            with pytest.raises(NotNeeded):
+                reserve.meet(0)
+
+        waiting = threading.Thread(target=stay)
+        waiting.start()
+        assert waits.wait(LIMIT.total_seconds())
+        last.close()
+        assert heard.is_set()
+        assert server.add("ncclops/job/waiting", 0) == 0
+        waiting.join(LIMIT.total_seconds())
 
 
 @pytest.mark.slow

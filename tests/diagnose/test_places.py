@@ -87,6 +87,25 @@ def test_ranks_in_one_call_are_together_wherever_they_stand_in_it() -> None:
     assert places.doing((connecting[0], called[1])) == "_new_process_group_helper"
 
 
+def test_a_rank_in_an_import_below_a_call_does_not_wait_for_the_others_in_it() -> None:
+    """They wait for it, while a file server is slow; so it is not at the same place."""
+    torchs = "/v/lib/python3.12/site-packages/torch"
+    c10d = f"{torchs}/distributed/distributed_c10d.py"
+    importing = (
+        Frame(f"{torchs}/_dynamo/config.py", 1, "<module>"),
+        Frame("<frozen importlib._bootstrap>", 1360, "_find_and_load"),
+    )
+    called = (Frame(c10d, 1899, "init_process_group"), Frame("/home/me/train.py", 7, "main"))
+    assert places.doing((*importing, *called)) is None
+    rank = replace(
+        view(0, None), frames=(*importing, *called), frame=called[-1], doing=None, reason=None
+    )
+    assert rank.place == (f"/home/me/train.py:7 in main, in an import ({torchs}/_dynamo/config.py)")
+    # And torch.distributed itself, while it is imported, is no call of it.
+    first = (Frame(c10d, 40, "<module>"), importing[1], Frame("/home/me/train.py", 1, "<module>"))
+    assert places.doing(first) is None
+
+
 def test_a_rank_in_our_own_code_is_outside_of_its_script_and_not_without_a_stack() -> None:
     """As before the script begins, and once more before a restart begins it again."""
     ours = "/v/lib/python3.12/site-packages/ncclops"
@@ -151,13 +170,13 @@ def test_of_ranks_at_one_place_what_each_entered_last() -> None:
 def test_numbers_that_an_exception_names_may_be_of_any_length(
     rank: str, line: str, known: tuple[int, int] | None
 ) -> None:
-    at = f"rank {rank} on n7 is at /t.py:{line} in f"
+    at = f"rank {rank} on n7 is at /t.py:{line} in f, in an import (/v/torch/_dynamo/config.py)"
     said = f"waited 60 s for rank {rank}, which had not come to a group: {at}"
     record = IncidentRecord(
         iteration=0, cause="exception", summary="s", first_faulty_rank=0, at=1.0, exception=said
     )
     missed = did_not_come(record, {"signature": "absent-rank"})
     found = None if missed is None else who_did_not_come(missed, [], {})
-    assert (
-        None if found is None or found.frame is None else (found.rank, found.frame.line)
-    ) == known
+    frame = None if found is None else found.frame
+    assert (None if found is None or frame is None else (found.rank, frame.line)) == known
+    assert frame is None or frame.function == "f"

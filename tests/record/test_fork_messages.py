@@ -31,3 +31,10 @@ def test_a_message_is_read_as_it_was_written(message: ForkMessage) -> None:
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"message":"forked"}', b"[" * 60_000, b"\xff"])
 def test_what_is_no_message_is_none(text: bytes) -> None:
     assert decode(text) is None
+
+
+@pytest.mark.parametrize("kind", [Refused, Unfit])
+def test_a_refusal_is_shown_by_its_reason(
+    kind: type[Refused | Unfit],
+) -> None:
+    assert str(kind(why="fork: Resource temporarily unavailable")).startswith("fork: Resource")

@@ -211,6 +211,33 @@ def test_the_verdict_of_a_run_is_not_written_over_that_of_another_that_has_its_d
     assert second.verdict_problem is None and second.paths.verdict.exists()
 
 
+@pytest.mark.parametrize("gone", ["removed", "moved", "made again by a rank"])
+def test_a_directory_that_has_gone_is_not_made_again_for_the_verdict(
+    tmp_path: Path, gone: str
+) -> None:
+    """Its path is free for another run, which would find a run there."""
+    run = create(tmp_path / "run")
+    run.write_run(RunRecord())
+    if gone == "removed":
+        shutil.rmtree(run.path)
+    else:
+        run.path.rename(tmp_path / "elsewhere")
+    if gone == "made again by a rank":
+        (run.path / "incidents").mkdir(parents=True)
+    run.write_verdict(FAILED)
+    assert run.verdict_problem == "its directory was removed or moved while it ran"
+    assert not run.paths.verdict.exists()
+    assert run.path.exists() == (gone == "made again by a rank")
+
+
+def test_a_verdict_is_written_beside_a_record_that_a_rank_has_removed(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    run.write_run(RunRecord())
+    run.paths.run.unlink()
+    run.write_verdict(FAILED)
+    assert run.verdict_problem is None and run.paths.verdict.exists()
+
+
 def test_a_path_through_a_loop_of_links_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UsageError, match="cannot write the run directory"):

@@ -64,3 +64,26 @@ def test_a_worker_reports_nothing_to_another_run_that_has_its_directory_by_now(
     file.parent.mkdir(parents=True)
     worker_record.report(ExitingEvent())
     assert len(event_log.read(file)) == written
+
+
+def test_the_runs_record_is_read_once_until_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has kilobytes, and a restart in place reports several events."""
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    monkeypatch.setenv(RUN_ID, "own")
+    paths = RunPaths(tmp_path)
+    RUN.write(paths.run, RunRecord(run_id="own"))
+    file = paths.rank(int(worker_record.own_rank())).worker_events
+    file.parent.mkdir(parents=True)
+    worker_record.report(FaultEvent(cause="x"))
+
+    before, text = paths.run.stat(), paths.run.read_text()
+    paths.run.write_text(text.replace('"own"', '"new"'))  # in place, and as if it were as before
+    os.utime(paths.run, ns=(before.st_atime_ns, before.st_mtime_ns))
+    worker_record.report(FaultEvent(cause="x"))
+    assert len(event_log.read(file)) == 2
+
+    RUN.write(paths.run, RunRecord(run_id="new"))
+    worker_record.report(FaultEvent(cause="x"))
+    assert len(event_log.read(file)) == 2

@@ -12,6 +12,7 @@ from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import (
     _AFTER_SCRIPT,
     Owner,
+    import_under_way,
     is_framework,
     is_users,
     out_of_script,
@@ -90,3 +91,40 @@ def test_waiting_in_our_loop_is_known_by_file_and_function() -> None:
         "out of the script, by an exception"
     )
     assert out_of_script(Frame(printed, 2, "_await_abort")) is None
+
+
+@pytest.mark.parametrize(
+    ("below", "asked_for"),
+    [
+        ([(f"{TORCH}/_dynamo/config.py", "<module>"), "_find_and_load"], "_dynamo/config.py"),
+        (
+            [
+                ("/usr/lib/python3.12/linecache.py", "getlines"),
+                (f"{TORCH}/_dynamo/config.py", "<module>"),
+                "_find_and_load",
+                (f"{TORCH}/_dynamo/__init__.py", "<module>"),
+                "_find_and_load",
+                (f"{TORCH}/distributed/distributed_c10d.py", "init_process_group"),
+            ],
+            "_dynamo/__init__.py",
+        ),
+    ],
+    ids=["of the line", "below a call"],
+)
+def test_an_import_is_named_by_the_module_that_is_asked_for(
+    below: list[str | tuple[str, str]], asked_for: str
+) -> None:
+    frames = [
+        Frame("<frozen importlib._bootstrap>", 1, each) if isinstance(each, str) else
+        Frame(each[0], 1, each[1])
+        for each in below
+    ]  # fmt: skip
+    train = Frame("/home/me/train.py", 9, "main")
+    assert import_under_way([*frames, train]) == f"an import ({TORCH}/{asked_for})"
+    # A script that is itself imported is in no import.
+    assert import_under_way([train, *frames]) is None
+
+
+def test_an_import_that_still_looks_for_its_file_is_one() -> None:
+    finding = Frame("<frozen importlib._bootstrap_external>", 140, "_path_stat")
+    assert import_under_way([finding, Frame("/home/me/train.py", 9, "main")]) == "an import"

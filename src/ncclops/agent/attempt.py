@@ -29,7 +29,7 @@ from ncclops.agent.diagnostics import InternalErrors
 from ncclops.agent.ended_by_monitor import why_ended
 from ncclops.agent.fork_server import ForkServer, ForkServers
 from ncclops.agent.gpu_watch import GpuWatch
-from ncclops.agent.hang_action import Hang, HangAction
+from ncclops.agent.hang_action import Hang, HangAction, before_any_group
 from ncclops.agent.hang_watch import HangWatch
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
@@ -439,6 +439,8 @@ class RunningAttempt:
                 worker.send(signal.SIGKILL)
 
     def _on_hung(self, verdict: HangVerdict) -> None:
+        if not self.team.bootstrapped:
+            verdict = before_any_group(verdict, self._place.store)
         stop = self._team_stop
         if stop is None:
             self._hang_action.on_hung(verdict)

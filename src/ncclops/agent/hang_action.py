@@ -16,9 +16,10 @@ import asyncio
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
@@ -40,6 +41,16 @@ class Hang:
 
     ranks: tuple[int, ...]
     reason: str
+
+
+def before_any_group(verdict: HangVerdict, store: StoreAddress) -> HangVerdict:
+    """``verdict`` about ranks none of which has had a process group: where they are to meet.
+
+    A rank that waits for a store that does not answer shows its address nowhere.
+    """
+    where = f"[{store.host}]" if ":" in store.host else store.host
+    meet = f"no rank has a process group yet: they meet in the store at {where}:{store.port}"
+    return replace(verdict, reason=f"{verdict.reason}; {meet}")
 
 
 class HangAction:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
-from ncclops.agent.workers import Worker
 from ncclops.health import probes
 from ncclops.health.evidence import Reading
 from ncclops.health.hang import HangFinding, HangVerdict
@@ -108,8 +107,8 @@ class HangWatch:
             self._ending.set()
 
     def _workers(self) -> list[_Look]:
-        running: list[Worker] = self._team.running()
-        return [_Look(each.rank, each.pid, self._steps_printed(each.rank)) for each in running]
+        workers = self._team.taking_part()
+        return [_Look(each.rank, each.pid, self._steps_printed(each.rank)) for each in workers]
 
     def _read(self, look: _Look) -> Reading:
         return probes.read_rank(

@@ -54,6 +54,14 @@ class Team:
         """Those that run, without new processes that wait for the others."""
         return [worker for worker in self.running() if worker.rank not in self.returning]
 
+    def taking_part(self) -> list[Worker]:
+        """Those that run, without ranks that the restarts went on without.
+
+        The process of such a rank may still run, as another program (exec), or because it does not
+        end. That it makes no steps is no hang of the job.
+        """
+        return [worker for worker in self.running() if worker.rank not in self.lost]
+
     def goes_on(self) -> bool:
         """Whether ranks work that those that are to return can come back to."""
         return bool(self.at_work()) or self.others_work()

@@ -30,7 +30,7 @@ from ncclops.record import control_address, documents, snapshot_files, snapshot_
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
-from ncclops.stacks.ownership import out_of_script, user_frame
+from ncclops.stacks.ownership import import_under_way, out_of_script, user_frame
 from ncclops.stacks.parsing import main_thread, parse
 
 DEFAULT_LIMIT = timedelta(seconds=5)
@@ -127,7 +127,10 @@ def describe_place(run: Path, rank: int, limit: timedelta = DEFAULT_LIMIT) -> st
     if waits := next(filter(None, map(out_of_script, frames)), None):
         return f" is {waits}"
     frame = user_frame(frames)
-    return " is not in its script yet" if frame is None else f" is at {frame}"
+    if frame is None:
+        return " is not in its script yet"
+    imports = import_under_way(frames)
+    return f" is at {frame}" + (f", in {imports}" if imports else "")
 
 
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:

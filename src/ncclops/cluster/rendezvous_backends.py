@@ -6,7 +6,9 @@ import importlib
 import os
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +22,8 @@ from ncclops.restart.store_server import load_tcp_store
 # changes with each heartbeat: there is no key to wait for.
 _LOOK_S = 2.0
 _LEAVES_WITHIN = timedelta(seconds=3)
+# torch's rendezvous looks once a second whether the job has ended; one that was killed never does.
+_HEARD_WITHIN_S, _HEARD_LOOK_S = 3.0, 0.1
 _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
 
 
@@ -88,6 +92,7 @@ class TorchBackend:
         )
         backend, store = create_backend(parameters)
         self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+        self._store = link.connect()  # now: once the store is gone, it would be tried for long
         self._seen: list[str] = []  # who was here when a node last came or went
 
     def meet(self, attempt: int) -> RoundMember:  # noqa: ARG002 - torch counts the rounds itself
@@ -102,7 +107,8 @@ class TorchBackend:
         ended_before = self._handler.is_closed()
         threading.Thread(target=self._report_who_is_here, args=(met,), daemon=True).start()
         try:
-            joined = self._next_round()
+            with self._waiting():
+                joined = self._next_round()
         except RendezvousTimeoutError:
             # By now torch has removed us from its list, and other nodes that gave up.
             here = " ".join(sorted({config.name, *self._seen}))
@@ -156,8 +162,30 @@ class TorchBackend:
                     raise
 
     def close(self) -> None:
-        """End the rendezvous: no node may join any more, and spare nodes that wait are released."""
+        """End the rendezvous: no node may join any more, and spare nodes that wait are released.
+
+        Returns once these have heard it: with this node the store may go, and they would take
+        the end of the job for its loss.
+        """
         self._handler.shutdown()
+        deadline = time.monotonic() + _HEARD_WITHIN_S
+        with suppress(RuntimeError):  # the store has gone already
+            while self._store.add(self._waiting_key, 0) > 0 and time.monotonic() < deadline:
+                threading.Event().wait(_HEARD_LOOK_S)  # torch's store tells of no change
+
+    @property
+    def _waiting_key(self) -> str:
+        return f"ncclops/{self._link.config.job_id}/waiting"
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Counted in the store among the nodes that wait for a round, or for the job's end."""
+        self._store.add(self._waiting_key, 1)
+        try:
+            yield
+        finally:
+            with suppress(RuntimeError):  # the store has gone
+                self._store.add(self._waiting_key, -1)
 
     def leave(self) -> None:
         """Take this node off torch's list, so that the next round of the others begins at once.

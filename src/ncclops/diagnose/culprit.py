@@ -176,7 +176,7 @@ def who_did_not_come(
     if frame is None and missed["place"]:
         file, _, rest = missed["place"].rpartition(":")
         line, _, function = rest.partition(" in ")
-        frame = Frame(file, whole_number(line) or 0, function)
+        frame = Frame(file, whole_number(line) or 0, function.partition(",")[0])
     how = "the other ranks of a process group waited for it before the group was made"
     host = hosts.get(rank) or missed["host"]
     return Culprit(rank, host, frame, how, _callers(frame, frames))

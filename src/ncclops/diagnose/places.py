@@ -13,7 +13,14 @@ from ncclops.record import snapshot_files, snapshot_records
 from ncclops.record.regular_file import read_regular
 from ncclops.record.snapshot_records import LastOperation
 from ncclops.stacks.frame import Frame
-from ncclops.stacks.ownership import is_ours, is_users, out_of_script, user_frame
+from ncclops.stacks.ownership import (
+    import_under_way,
+    is_import,
+    is_ours,
+    is_users,
+    out_of_script,
+    user_frame,
+)
 from ncclops.stacks.parsing import main_thread, parse
 
 _DISTRIBUTED = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
@@ -60,7 +67,7 @@ class RankView:
         all in one line of the script, whatever they do there."""
         if not self.frames or self.frames[0] == self.frame:
             return None
-        return self.frames[0].function
+        return import_under_way(self.frames) or self.frames[0].function
 
 
 @dataclass(frozen=True)
@@ -135,17 +142,18 @@ def doing(frames: Sequence[Frame]) -> str | None:
     """The collective of torch.distributed that the innermost frames are in, or why a rank is not in
     its script; None where it runs code of its own.
 
-    By the function that a script calls: ranks in one call may stand in different parts of it.
+    By the function that a script calls: ranks in one call may stand in different parts of it. One
+    that has come from there to an import runs that, and does not wait for the others.
     """
     private = None
     for frame in frames:
+        if is_users(frame) or is_import(frame):
+            break
         if _DISTRIBUTED.search(frame.file):
             name = frame.function.rpartition(".")[2]
-            if not name.startswith("_"):
+            if not name.startswith(("_", "<")):  # <module>: it is being imported
                 return name
-            private = private or name
-        elif is_users(frame):
-            break
+            private = private or (None if name.startswith("<") else name)
         elif (waits := out_of_script(frame)) is not None:
             return waits
     return private

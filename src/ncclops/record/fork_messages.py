@@ -39,6 +39,9 @@ class Unfit(ForkMessage, tag="unfit", frozen=True, kw_only=True):
 
     why: str
 
+    def __str__(self) -> str:
+        return self.why
+
 
 class Forked(ForkMessage, tag="forked", frozen=True, kw_only=True):
     """The process runs, a child of the agent by now."""
@@ -50,6 +53,9 @@ class Refused(ForkMessage, tag="refused", frozen=True, kw_only=True):
     """This request came to nothing; the next one may not."""
 
     why: str
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def encode(message: ForkMessage) -> bytes:

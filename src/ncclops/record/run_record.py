@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,10 +98,20 @@ RUN = DocumentKind(
 def is_of_another(path: Path, run_id: str) -> bool:
     """Whether the record in ``path`` says that its directory is another run's by now.
 
-    A run goes on where its directory was removed, and writes by paths.
+    A run goes on where its directory was removed, and writes by paths. Cheap: it is asked before
+    each event of a worker.
     """
     try:
-        record = RUN.read(path)
-    except UsageError:  # nothing says so
+        found = path.stat()
+    except OSError:  # nothing says so
         return False
-    return record is not None and record.run_id not in (None, run_id)
+    return _run_id_in(path, found.st_ino, found.st_mtime_ns, found.st_size) not in (None, run_id)
+
+
+@lru_cache(maxsize=1)
+def _run_id_in(path: Path, *version: int) -> str | None:  # noqa: ARG001 - read again once it differs
+    try:
+        record = RUN.read(path)
+    except UsageError:
+        return None
+    return None if record is None else record.run_id

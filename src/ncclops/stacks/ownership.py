@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
@@ -120,3 +120,23 @@ def out_of_script(frame: Frame) -> str | None:
     """How a rank has left its script that is in this function of ours; None in any other."""
     ours = _OUR_FILE.search(frame.file)
     return None if ours is None else _AFTER_SCRIPT[ours[1]].get(frame.function.rpartition(".")[2])
+
+
+def import_under_way(frames: Sequence[Frame]) -> str | None:
+    """Where the line of :func:`user_frame` has led to an import: ``an import``, with the file of
+    the module that is asked for where it runs already. ``frames`` come innermost first.
+
+    A rank that imports reads files: it waits for a disk or a file server, not for its peers.
+    """
+    mine = user_frame(frames)
+    below = frames if mine is None else frames[: frames.index(mine)]
+    imports = [i for i, frame in enumerate(below) if is_import(frame)]
+    if not imports:
+        return None
+    inside = next((each for each in reversed(below[: imports[-1]]) if not is_import(each)), None)
+    return "an import" if inside is None else f"an import ({inside.file})"
+
+
+def is_import(frame: Frame) -> bool:
+    """Whether ``frame`` is Python's own, and runs a statement ``import``."""
+    return frame.file.startswith("<frozen importlib.")

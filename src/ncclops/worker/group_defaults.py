@@ -153,7 +153,8 @@ def _meeting(module: Any, given: Mapping[str, Any], team: Team) -> Meeting | Non
         return None
     if not given["global_ranks_in_group"]:
         own = number = given["group_rank"]
-        size, what = given["group_size"], "init_process_group"
+        # Not the call itself: one that imports within it is not here yet.
+        size, what = given["group_size"], "the making of the default group (init_process_group)"
     else:
         number, size = module.get_rank(), module.get_world_size()
         if number not in ranks:
