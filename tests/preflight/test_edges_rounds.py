@@ -9,11 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from ncclops.preflight.edges import wire
-from ncclops.preflight.edges.listener import Listener
 from ncclops.preflight.edges.model import How, Outcome, Place, Plan
 from ncclops.preflight.edges.probe import Late, Probe, late_of, probe
 from ncclops.preflight.edges.rounds import Network, Rounds
@@ -159,25 +157,16 @@ def test_a_host_that_is_busy_is_not_far_away() -> None:
     assert 0 < found.rtt_ms < 1000 * pause_s
 
 
-def test_who_answers_at_the_end_is_asked_by_a_connection() -> None:
-    """One host listens, one has ended, and in the place of a third another one answers."""
-    place = Place(interface="lo", address="127.0.0.1", prefix=8, family=4)
-    hosts = [host(number, place=place, ports=(0,)) for number in range(4)]
+def test_who_answers_at_the_end_is_asked_by_one_connection() -> None:
+    """One host answers, one has ended, in the place of a third another one does, one has no port."""
+    hosts = tuple(host(number, ports=() if number == 4 else (0, 29_500)) for number in range(5))
+    asked = list[str]()
 
-    async def ask() -> frozenset[int]:
-        there, foreign = Listener(hosts[1].uid), Listener("f" * 32)
-        for listener in (there, foreign):
-            await listener.start(place, (32_768, 60_999), 4, 0)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            ended = server.getsockname()[1]
-        ports = ((0,), there.ports, (ended,), foreign.ports)
-        met = (
-            msgspec.structs.replace(each, ports=at) for each, at in zip(hosts, ports, strict=True)
-        )
-        rounds = Rounds(Plan(hosts=tuple(met)), 0)
-        try:
-            return await rounds.answering([1, 2, 3])
-        finally:
-            await asyncio.gather(there.close(), foreign.close())
+    async def probe(address: str, port: int, **_: object) -> Probe:
+        asked.append(f"{address}:{port}")
+        uid = {"10.0.0.2": hosts[1].uid, "10.0.0.4": hosts[1].uid}.get(address, "")
+        return Probe(how=None if uid else "timeout", uid=uid)
 
-    assert asyncio.run(ask()) == {1}
+    rounds = Rounds(Plan(hosts=hosts), 0, Network(probe=probe, neighbours=dict))
+    assert asyncio.run(rounds.answering([1, 2, 3, 4])) == {1}
+    assert asked == [f"10.0.0.{number}:29500" for number in (2, 3, 4)]
