@@ -158,7 +158,7 @@ def test_a_host_that_is_busy_is_not_far_away() -> None:
 
 
 def test_who_answers_at_the_end_is_asked_by_one_connection() -> None:
-    """One host answers, one has ended, in the place of a third another one does, one has no port."""
+    """One answers, one has ended, in the place of a third another one does, one has no port."""
     hosts = tuple(host(number, ports=() if number == 4 else (0, 29_500)) for number in range(5))
     asked = list[str]()
 
