@@ -37,6 +37,7 @@ _PATTERNS = (
     "@sys/bus/pci/devices/*/driver", "sys/bus/pci/devices/*/physfn",
     "@sys/bus/pci/devices/*/iommu_group",
     "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name",
+    "sys/devices/system/clocksource/clocksource0/current_clocksource",
     "sys/devices/system/cpu/offline", "sys/devices/system/cpu/smt/control",
     "sys/module/nvidia/version", "sys/module/nvidia_peermem/version", "sys/module/nvidia_peermem",
     "sys/kernel/mm/memory_peers/*/version",
