@@ -14,7 +14,7 @@ from ncclops.preflight.model import Status
 from ncclops.preflight.readings import Stuck
 from tests.preflight import defects
 from tests.preflight.defects import BOARDS, METAL, WITH_GPUS
-from tests.preflight.machines import GIB, Machine, bond
+from tests.preflight.machines import GIB, UPTIME_S, Machine, bond
 from tests.preflight.planting import Defect, file, files, gpu_with, grown, logged, port
 
 WARN = Status.WARN
@@ -122,6 +122,18 @@ def _efa_counts(counter: str, by: int) -> Plant:
         place = f"sys/class/infiniband/rdmap3s0/{counter}"
         machine.files[place], machine.later[place] = "4", str(4 + by)
         return "rdmap3s0 port 1"
+
+    return plant
+
+
+def _aer(**counted: str) -> Plant:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        top = "sys/bus/pci/devices/0000:{}:00.0/aer_dev_{}"
+        for kind in ("fatal", "correctable"):
+            machine.files[top.format("17", kind)] = "RxErr 7\nTOTAL_ERR_COR 7"
+        for kind, text in counted.items():
+            machine.files[top.format("18", kind)] = text
+        return "PCI 0000:18:00.0"
 
     return plant
 
@@ -427,6 +439,10 @@ DEFECTS = (
     Defect("pages that move", "host.numa-balancing", ("pcie",), _on_grace, WARN),
     *(Defect(name, "host.kernel-log", METAL, logged(text), WARN) for name, text in LOGGED.items()),
     *(Defect(name, "host.kernel-log", METAL, _storm(text), WARN) for name, text in STORMS.items()),
+    Defect("fatal errors of PCIe", "host.pcie-errors", METAL,
+           _aer(fatal="Undefined 0\nTOTAL_ERR_FATAL 2"), WARN),
+    Defect("corrected errors of PCIe", "host.pcie-errors", METAL,
+           _aer(correctable=f"RxErr 0\nTOTAL_ERR_COR {int(UPTIME_S / 7)}"), WARN),
     Defect("a slow clock", "host.clocksource", defects.ALL,
            file("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet"), WARN),
     Defect("SRAM that NVIDIA replaces", "gpu.ecc", WITH_GPUS, gpu_with(sram_exceeded=True)),

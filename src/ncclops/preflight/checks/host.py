@@ -335,6 +335,34 @@ def clocksource(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, name)
 
 
+def pcie_errors(check: Check, node: Node) -> Iterator[Finding]:
+    """What devices have counted since boot, also where the kernel log is not to be seen."""
+    uptime = re.match(r"\d+", node.files.text("proc/uptime") or "")
+    # That of a container may be its own (lxcfs), and the counters are since the host's boot.
+    minutes = int(uptime[0]) / 60 if uptime and sees_host(node) else 0.0
+    counted = dict[str, list[str]]()
+    for path, text in node.files.matching(r"sys/bus/pci/devices/[^/]+/aer_dev_\w+"):
+        total = re.search(r"^TOTAL_ERR_(FATAL|COR)\s+(\d{1,18})$", text or "", re.MULTILINE)
+        if total is None:
+            continue
+        said, count = counted.setdefault(path.split("/")[4], []), int(total[2])
+        if total[1] == "FATAL" and count:
+            said.append(f"{count} fatal since boot")
+        elif (
+            total[1] == "COR"
+            and minutes >= check.limit("minutes")
+            and count >= check.limit("corrected_per_minute") * minutes
+        ):
+            said.append(f"{count} corrected since boot, {count / minutes:.0f} a minute")
+    for address, said in counted.items():
+        if said:
+            yield check.warn(f"PCI {address}", ", ".join(said))
+    if not counted:
+        yield check.unknown(HOST, "the kernel counts none")
+    elif not any(counted.values()):
+        yield check.ok(HOST, f"{len(counted)} devices")
+
+
 def _matches(patterns: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
     """The kinds that ``text`` is of, each with ``who`` its pattern says it is about."""
     for what, pattern in patterns.items():
@@ -487,6 +515,7 @@ RULES: Mapping[str, Rule] = {
     "host.clock": clock,
     "host.clocksource": clocksource,
     "host.kernel-log": kernel_log,
+    "host.pcie-errors": pcie_errors,
     "host.name": name,
     "host.capabilities": capabilities,
     "host.imex": imex,

@@ -35,6 +35,7 @@ _PATTERNS = (
     "sys/bus/pci/devices/*/class", "sys/bus/pci/devices/*/vendor", "sys/bus/pci/devices/*/device",
     "sys/bus/pci/devices/*/numa_node", "sys/bus/pci/devices/*/local_cpulist",
     "@sys/bus/pci/devices/*/driver", "sys/bus/pci/devices/*/physfn",
+    "sys/bus/pci/devices/*/aer_dev_fatal", "sys/bus/pci/devices/*/aer_dev_correctable",
     "@sys/bus/pci/devices/*/iommu_group",
     "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name",
     "sys/devices/system/clocksource/clocksource0/current_clocksource",
