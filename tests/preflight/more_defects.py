@@ -14,10 +14,11 @@ from ncclops.preflight.model import Status
 from ncclops.preflight.readings import Stuck
 from tests.preflight import defects
 from tests.preflight.defects import BOARDS, METAL, WITH_GPUS
-from tests.preflight.machines import GIB, Machine, bond
-from tests.preflight.planting import Defect, file, files, grown, logged, port
+from tests.preflight.machines import GIB, UPTIME_S, Machine, bond
+from tests.preflight.planting import Defect, file, files, gpu_with, grown, logged, port
 
 WARN = Status.WARN
+Plant = Callable[[Machine, random.Random], str]
 GROUP = "sys/fs/cgroup"
 V1 = {
     "proc/self/cgroup": "9:memory:/kubepods/pod1\n3:cpu,cpuacct:/kubepods/pod1\n0::/",
@@ -53,6 +54,41 @@ LOGGED = {
     "an adapter that was given up": "mlx5_core 0000:5e:00.0: mlx5_health_try_recover:335:(pid 231):"
     " handling bad device here",
     "a queue that is stuck again": "mlx5_core 0000:aa:00.0 eth3: TX timeout detected",
+    "a GPU whose firmware does not start": "NVRM: _kgspBootGspRm: unexpected WPR2 already up, "
+    "cannot proceed with booting GSP",
+    "an error of PCIe that was reported": "mlx5_core 0000:18:00.0: PCIe Bus Error: "
+    "severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Requester ID)",
+    "a device that did not come back": "pcieport 0000:15:01.0: AER: device recovery failed",
+    "a device that was cut off": "pcieport 0000:15:01.0: DPC: containment event, status:0x1f01 "
+    "source:0x0000",
+    "a slot whose link is down": "pcieport 0000:15:01.0: pciehp: Slot(12): Link Down",
+    "a device without power": "nvidia 0000:2c:00.0: Unable to change power state from D3cold to "
+    "D0, device inaccessible",
+    "an adapter's firmware of Broadcom": "bnxt_en 0000:18:00.0 ens0np0: Detected firmware fatal "
+    "condition, initiating reset",
+    "a command that Broadcom's did not answer": "bnxt_en 0000:18:00.0 ens0np0: Error (timeout: "
+    "5000015) msg {0x23 0x1a2b} len:0",
+    "an adapter of Intel": "infiniband irdma0: Requesting a reset",
+    "an EFA that does not answer": "infiniband rdmap79s0: The device didn't send any completion "
+    "for admin cmd CREATE_QP(1) status 0",
+    "an ENA that does not answer": "ena 0000:00:05.0 ens5: Keep alive watchdog timeout.",
+    "a MANA that does not answer": "mana 7870:00:00.0: HWC: Request timed out!",
+    "an error that the firmware reports": "{3}[Hardware Error]: event severity: recoverable",
+    "an error of an AMD processor": "[Hardware Error]: Uncorrected, software restartable error.",
+    "btrfs that went read-only": "BTRFS info (device nvme0n1p2: state E): forced readonly",
+    "an oops": "BUG: kernel NULL pointer dereference, address: 0000000000000008",
+    "an oops of ARM": "Internal error: Oops: 0000000096000004 [#1] SMP",
+    "a name space that does not go": "unregister_netdevice: waiting for eth0 to become free. "
+    "Usage count = 2",
+    "memory that is all used": "Out of memory: Killed process 812 (nv-fabricmanage) total-vm:1kB",
+    "a clock that was given up": "clocksource: timekeeping watchdog on CPU3: Marking clocksource "
+    "'tsc' as unstable because the skew is too large:",
+    "Lustre that has put it out": "LustreError: 167-0: fs1-OST0003-osc-ff1e: This client was "
+    "evicted by fs1-OST0003; in progress operations using this service will fail.",
+    "no monitor of Ceph": "libceph: mon1 (1)10.0.0.2:6789 session lost, hunting for new mon",
+    "files of Ceph that do not answer": "ceph: mds0 hung",
+    "a client that Ceph does not take back": "ceph: mds0 reconnect denied",
+    "a file server that timed out": "nfs: server filer.example timed out",
     "a block that cannot be read": "critical medium error, dev nvme2n1, sector 999 op 0x0:(READ)",
     "a file system's own block": 'XFS (md1): metadata I/O error in "xfs_da_read_buf" at daddr 2',
     "an array that lost a disk": "md/raid0:md1: Disk failure on nvme4n1 detected, failing array.",
@@ -63,10 +99,57 @@ LOGGED = {
 }
 
 
-def _storm(machine: Machine, chance: random.Random) -> str:
-    text = "pcieport 0000:15:01.0: AER: Corrected error message received from 0000:18:00.0"
-    machine.log = [*(machine.log or []), *[(600.0, text)] * 300]
-    return "host"
+STORMS = {
+    "a link that corrects errors all the time": "pcieport 0000:15:01.0: AER: Corrected error "
+    "message received from 0000:18:00.0",
+    "memory that corrects errors all the time": "EDAC MC0: 1 CE memory read error on "
+    "CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1a offset:0x0 grain:32)",
+    "a device whose accesses are refused": "DMAR: [DMA Write NO_PASID] Request device [2c:00.0] "
+    "fault addr 0x7f0000 [fault reason 0x05] PTE Write access is not set",
+}
+
+
+def _storm(text: str) -> Plant:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.log = [*(machine.log or []), *[(600.0, text)] * 240]
+        return "host"
+
+    return plant
+
+
+def _efa_counts(counter: str, by: int) -> Plant:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        place = f"sys/class/infiniband/rdmap3s0/{counter}"
+        machine.files[place], machine.later[place] = "4", str(4 + by)
+        return "rdmap3s0 port 1"
+
+    return plant
+
+
+def _aer(**counted: str) -> Plant:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        top = "sys/bus/pci/devices/0000:{}:00.0/aer_dev_{}"
+        for kind in ("fatal", "correctable"):
+            machine.files[top.format("17", kind)] = "RxErr 7\nTOTAL_ERR_COR 7"
+        for kind, text in counted.items():
+            machine.files[top.format("18", kind)] = text
+        return "PCI 0000:18:00.0"
+
+    return plant
+
+
+def _efa_down(machine: Machine, chance: random.Random) -> str:
+    """Its driver says ACTIVE nevertheless; not all have an interface."""
+    for index in range(8):
+        net = f"sys/class/infiniband/rdmap{index}s0/device/net/ens{index}"
+        machine.files[f"{net}/operstate"] = "down" if index == 3 else "up"
+    return "rdmap3s0 port 1"
+
+
+def _efa_disabled(machine: Machine, chance: random.Random) -> str:
+    port = "sys/class/infiniband/rdmap3s0/ports/1"
+    machine.files |= {f"{port}/state": "1: DOWN", f"{port}/phys_state": "3: Disabled"}
+    return "rdmap3s0 port 1"
 
 
 def _few_cpus(machine: Machine, chance: random.Random) -> str:
@@ -355,7 +438,24 @@ DEFECTS = (
                 "tmpfs /dev/shm tmpfs rw,size=64g 0 0"), WARN),
     Defect("pages that move", "host.numa-balancing", ("pcie",), _on_grace, WARN),
     *(Defect(name, "host.kernel-log", METAL, logged(text), WARN) for name, text in LOGGED.items()),
-    Defect("a link that corrects errors all the time", "host.kernel-log", METAL, _storm, WARN),
+    *(Defect(name, "host.kernel-log", METAL, _storm(text), WARN) for name, text in STORMS.items()),
+    Defect("fatal errors of PCIe", "host.pcie-errors", METAL,
+           _aer(fatal="Undefined 0\nTOTAL_ERR_FATAL 2"), WARN),
+    Defect("corrected errors of PCIe", "host.pcie-errors", METAL,
+           _aer(correctable=f"RxErr 0\nTOTAL_ERR_COR {int(UPTIME_S / 7)}"), WARN),
+    Defect("a slow clock", "host.clocksource", defects.ALL,
+           file("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet"), WARN),
+    Defect("SRAM that NVIDIA replaces", "gpu.ecc", WITH_GPUS, gpu_with(sram_exceeded=True)),
+    Defect("an EFA without link", "nic.port", ("efa",), _efa_down),
+    Defect("an EFA that is off", "nic.port", ("efa",), _efa_disabled),
+    Defect("an EFA that leaves commands", "nic.counters", ("efa",),
+           _efa_counts("hw_counters/no_completion_cmds", 1)),
+    Defect("an EFA that refuses commands", "nic.counters", ("efa",),
+           _efa_counts("hw_counters/cmds_err", 40), WARN),
+    Defect("an EFA whose peers do not answer", "nic.counters", ("efa",),
+           _efa_counts("ports/1/hw_counters/unresponsive_remote_events", 40), WARN),
+    Defect("an adapter of Broadcom that repeats", "nic.counters", ("hgx-roce",),
+           grown("hw_counters/to_retransmits", 400), WARN),
     Defect("no device for CUDA in a container", "gpu.uvm", ("container-v1", "container-v2"),
            _no_uvm_in_docker),
     Defect("no device for CUDA without root", "gpu.uvm", ("container-v2",), _no_uvm_without_root),

@@ -292,6 +292,8 @@ def test_a_check_can_be_left_out() -> None:
 
 GONE = "nfs: server {} not responding, still trying"
 LOST = "Lustre: fs1-{}-osc-ff1e: Connection to fs1-{} (at 10.1.1.3@o2ib) was lost; in progress"
+EVICTED = "LustreError: 167-0: fs1-OST1-osc-ff1e: This client was evicted by fs1-OST1; in progress"
+RESTORED = "Lustre: fs1-OST1-osc-ff1e: Connection restored to fs1-OST1 (at 10.1.1.3@o2ib)"
 AER = "pcieport 0000:15:01.0: AER: {} error message received from 0000:{}:00.0"
 
 
@@ -302,6 +304,18 @@ HARMLESS = [
     "I/O error, dev loop3, sector 0",
     "Buffer I/O error on dev sr0, logical block 0",
     "nvme nvme2: I/O 214 QID 12 timeout, completion polled",
+    "{1}[Hardware Error]: event severity: corrected",
+    "mce: [Hardware Error]: Machine check events logged",
+    "Memory cgroup out of memory: Killed process 999 (python3) total-vm:1kB",
+    "traps: python3[4711] general protection fault ip:7f1 sp:7ff error:0 in libc.so.6",
+    "clocksource: Switched to clocksource hpet",
+    "tsc: Marking TSC unstable due to TSCs unsynchronized",
+    "pcieport 0000:15:01.0: pciehp: Slot(12): Card present",
+    "pcieport 0000:15:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+",
+    "bnxt_en 0000:18:00.0 ens0np0: NIC Link is Up, 400000 Mbps (PAM4) full duplex",
+    "libceph: osd12 (1)10.1.1.1:6800 socket closed (con state OPEN)",
+    "infiniband rdmap79s0: Failed to process command CREATE_QP (opcode 1) comp_status 7 err -12",
+    "BTRFS info (device nvme0n1p2): using crc32c (crc32c-intel) checksum algorithm",
 ]
 
 
@@ -318,17 +332,32 @@ HARMLESS = [
         ([LOST.format("OST1", "OST1"),
           "Lustre: fs1-OST2-osc-ff1e: Connection restored to 10.1.1.4@o2ib (at 10.1.1.4@o2ib)"],
          Status.WARN),
-        ([AER.format("Corrected", 18)] * 299, Status.OK),
+        ([AER.format("Corrected", 18)] * 239, Status.OK),
         ([AER.format("Corrected", 18), AER.format("Corrected", 19)] * 200, Status.OK),
-        ([AER.format("Multiple Correctable", 18)] * 300, Status.WARN),
+        ([AER.format("Multiple Correctable", 18)] * 240, Status.WARN),
+        ([LOST.format("OST1", "OST1"), EVICTED, RESTORED], Status.OK),
+        ([EVICTED], Status.WARN),
+        (["libceph: mon2 (1)10.0.0.3:6789 session lost, hunting for new mon",
+          "libceph: mon0 (1)10.0.0.1:6789 session established"], Status.OK),
+        (["ceph: mds0 hung", "ceph: mds0 came back"], Status.OK),
+        (["ceph: [3f0f4d1e-8a0e 4711]: mds1 hung", "ceph: mds0 came back"], Status.WARN),
         (HARMLESS, Status.OK),
     ],
     ids=["back", "another is back", "gone again", "target back", "another target back", "few",
-         "few of each", "many", "what nobody has to mend"],
+         "few of each", "many", "evicted and back", "evicted", "another monitor",
+         "files back", "other files back", "what nobody has to mend"],
 )  # fmt: skip
 def test_what_the_kernel_says_of_servers_links_and_disks(lines: list[str], wanted: Status) -> None:
     machine = make(HGX)
     machine.log = [(600.0, line) for line in lines]
+    assert status(machine, "host.kernel-log") is wanted
+
+
+@pytest.mark.parametrize(("every_s", "wanted"), [(7.0, Status.WARN), (8.0, Status.OK)])
+def test_corrected_errors_warn_from_eight_a_minute_on(every_s: float, wanted: Status) -> None:
+    machine = make(HGX)
+    ages = [7000.0 - number * every_s for number in range(300)]
+    machine.log = [(age, AER.format("Corrected", 18)) for age in ages]
     assert status(machine, "host.kernel-log") is wanted
 
 

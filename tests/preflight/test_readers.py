@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 
-from ncclops.preflight.machine import host_reader, nic_reader, stuck_reader
+from ncclops.host.nvml import Device, Nvml
+from ncclops.preflight.machine import gpu_reader, host_reader, nic_reader, stuck_reader
 from ncclops.preflight.machine.gpu_reader import missing_file
 from ncclops.preflight.readings import Process, Stuck
 
@@ -132,3 +136,31 @@ def test_what_a_slot_can_do_is_read_of_the_bridge_above(tmp_path: Path) -> None:
     device = "sys/class/infiniband/mlx5_0/device"
     assert found.number(f"{device}/../max_link_width") == 8
     assert found.number(f"{device}/max_link_width") == 16
+
+
+def test_what_a_driver_says_of_sram_and_of_pages_that_are_to_be_retired() -> None:
+    """Answers of NVML, which no driver here gives; older ones do not know the questions."""
+
+    def answer(_: Any, status: Any) -> int:
+        status._obj.bThresholdExceeded = 1
+        return pynvml.NVML_SUCCESS
+
+    old = Device(Nvml(SimpleNamespace(NVMLError=pynvml.NVMLError)), None, 0)
+    assert gpu_reader.sram_exceeded(old) is None
+    assert gpu_reader.pages_pending(old) is None
+    bindings = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        c_nvmlEccSramErrorStatus_v1_t=pynvml.c_nvmlEccSramErrorStatus_v1_t,
+        nvmlDeviceGetSramEccErrorStatus=answer,
+        nvmlDeviceGetRetiredPagesPendingStatus=lambda _: 1,
+    )
+    new = Device(Nvml(bindings), None, 0)
+    assert gpu_reader.sram_exceeded(new) is True
+    assert gpu_reader.pages_pending(new) is True
+
+
+def test_what_an_efa_counts_of_its_commands_is_read_of_the_device(tmp_path: Path) -> None:
+    top = "sys/class/infiniband/rdmap79s0"
+    write(tmp_path, {f"{top}/hw_counters/no_completion_cmds": "0\n", f"{top}/node_guid": "1"})
+    found = nic_reader.read_counters(tmp_path, "rdmap79s0")
+    assert found.texts == {f"{top}/hw_counters/no_completion_cmds": "0"}

@@ -21,6 +21,8 @@ from ncclops.preflight.machine.reading import read_node
 from ncclops.preflight.model import Status
 from ncclops.preflight.node import check_node, judge
 from ncclops.profiles.model import PreflightNeeds
+from tests.preflight import more_defects
+from tests.preflight.defects import LOGGED
 from tests.preflight.machines import KINDS, make
 
 CompletedText = subprocess.CompletedProcess[str]
@@ -199,6 +201,13 @@ def test_lines_of_other_devices_do_not_drive_out_what_convicts_a_gpu(tmp_path: P
     lines = [line.text for line in read_log(tmp_path).lines]
     assert lines[0] == xid.strip()
     assert 2 < len(lines) < 5_000
+
+
+def test_what_convicts_by_the_log_is_among_the_lines_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "var/log").mkdir(parents=True)
+    planted = [*LOGGED.values(), *more_defects.LOGGED.values(), *more_defects.STORMS.values()]
+    (tmp_path / "var/log/dmesg").write_text("".join(f"{line}\n" for line in planted))
+    assert [line.text for line in read_log(tmp_path).lines] == planted
 
 
 def test_a_line_that_is_newer_than_now_has_no_age(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     sram_uncorrected: int | None = None
     sram_corrected: int | None = None
     dram_corrected: int | None = None
+    sram_exceeded: bool | None = None
     rows_uncorrected: int | None = None
     rows_pending: bool | None = None
     rows_failed: bool | None = None

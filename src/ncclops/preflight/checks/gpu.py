@@ -152,8 +152,10 @@ def ecc(check: Check, node: Node) -> Iterator[Finding]:
         }
         known = {name: value for name, (value, _) in counts.items() if value is not None}
         bad = [f"{n} {what}" for what, (n, most) in counts.items() if n is not None and n > most]
+        if gpu.sram_exceeded:
+            bad.append("the threshold of SRAM is exceeded")
         if bad:
-            yield check.bad(name_of(gpu), ", ".join(bad))
+            yield check.bad(name_of(gpu), ", ".join(bad), "sram" if gpu.sram_exceeded else "")
         elif known:
             yield check.ok(name_of(gpu), f"{sum(known.values())} errors")
         else:

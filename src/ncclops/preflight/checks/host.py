@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 
 from ncclops.preflight.catalogue import Check
@@ -300,8 +300,9 @@ def kernel_log(check: Check, node: Node) -> Iterator[Finding]:
     if node.log.source is None:
         yield check.unknown(HOST, "the kernel log cannot be read")
         return
-    newest_s, seen = check.limit("hours") * 3600, dict[tuple[str, str], str]()
-    counts = Counter[tuple[str, str]]()
+    newest_s, minutes = check.limit("hours") * 3600, check.limit("repeated_minutes")
+    seen = dict[tuple[str, str], str]()
+    times = defaultdict[tuple[str, str], deque[float]](deque)
     for line in node.log.lines:
         for what, who in _matches(check.texts("ends"), line.text):
             seen.pop((what, who), None)
@@ -310,14 +311,56 @@ def kernel_log(check: Check, node: Node) -> Iterator[Finding]:
         said = f"{line.text}, {line.age_s / 60:.0f} min ago"
         seen |= dict.fromkeys(_matches(check.texts("lines"), line.text), said)
         for each in _matches(check.texts("repeated"), line.text):
-            counts[each] += 1
-            if counts[each] >= check.limit("repeated_lines"):
-                seen[each] = f"{counts[each]} lines such as: {said}"
+            recent = times[each]
+            recent.append(line.age_s)
+            while recent[0] - line.age_s > minutes * 60:
+                recent.popleft()
+            if len(recent) >= check.limit("repeated_lines"):
+                seen[each] = f"{len(recent)} lines in {minutes:.0f} min such as: {said}"
     # One of a kind is enough: file systems with many servers lose them all at once.
     for what, text in {what: text for (what, _), text in seen.items()}.items():
         yield check.warn(HOST, text, what if what in check.remedies else "")
     if not seen:
         yield check.ok(HOST, f"nothing in {node.log.source}")
+
+
+def clocksource(check: Check, node: Node) -> Iterator[Finding]:
+    """What the kernel takes the time from."""
+    name = node.files.text("sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not name:
+        yield check.unknown(HOST, "/sys does not show it")
+    elif name in check.words("slow"):
+        yield check.bad(HOST, name)
+    else:
+        yield check.ok(HOST, name)
+
+
+def pcie_errors(check: Check, node: Node) -> Iterator[Finding]:
+    """What devices have counted since boot, also where the kernel log is not to be seen."""
+    uptime = re.match(r"\d+", node.files.text("proc/uptime") or "")
+    # That of a container may be its own (lxcfs), and the counters are since the host's boot.
+    minutes = int(uptime[0]) / 60 if uptime and sees_host(node) else 0.0
+    counted = dict[str, list[str]]()
+    for path, text in node.files.matching(r"sys/bus/pci/devices/[^/]+/aer_dev_\w+"):
+        total = re.search(r"^TOTAL_ERR_(FATAL|COR)\s+(\d{1,18})$", text or "", re.MULTILINE)
+        if total is None:
+            continue
+        said, count = counted.setdefault(path.split("/")[4], []), int(total[2])
+        if total[1] == "FATAL" and count:
+            said.append(f"{count} fatal since boot")
+        elif (
+            total[1] == "COR"
+            and minutes >= check.limit("minutes")
+            and count >= check.limit("corrected_per_minute") * minutes
+        ):
+            said.append(f"{count} corrected since boot, {count / minutes:.0f} a minute")
+    for address, said in counted.items():
+        if said:
+            yield check.warn(f"PCI {address}", ", ".join(said))
+    if not counted:
+        yield check.unknown(HOST, "the kernel counts none")
+    elif not any(counted.values()):
+        yield check.ok(HOST, f"{len(counted)} devices")
 
 
 def _matches(patterns: Mapping[str, str], text: str) -> Iterator[tuple[str, str]]:
@@ -470,7 +513,9 @@ RULES: Mapping[str, Rule] = {
     "host.stale-shm": stale_shm,
     "host.space": space,
     "host.clock": clock,
+    "host.clocksource": clocksource,
     "host.kernel-log": kernel_log,
+    "host.pcie-errors": pcie_errors,
     "host.name": name,
     "host.capabilities": capabilities,
     "host.imex": imex,

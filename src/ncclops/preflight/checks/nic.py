@@ -66,8 +66,11 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
         state, alike = each.state, kinds[each.kind]
         phys = each.text("phys_state") or "?"
         what = "unmanaged" if each.is_unmanaged else "off" if "Disabled" in phys else ""
+        what = "cloud" if each.is_efa else what
         if state is None:
             yield check.unknown(each.name, "its state cannot be read")
+        elif each.is_active and each.is_efa and each.of_interface("operstate") == "down":
+            yield _judged(check, node, each, f"{state}, but its interface is down", what="cloud")
         elif each.is_active and each.is_efa:
             yield check.unknown(each.name, "EFA says ACTIVE whatever the link does")
         elif each.is_active and each.is_ethernet and each.of_interface("operstate") == "down":
@@ -194,7 +197,9 @@ def counters(check: Check, node: Node) -> Iterator[Finding]:
             if now.get(name, 0) >= least and not any(name in said for said in odd)
         ]
         peers = check.words("of_peers")
-        what = "peer" if all(said.startswith(peers) for said in bad or odd) else ""
+        what = "cloud" if each.is_efa else ""
+        if all(said.startswith(peers) for said in bad or odd):
+            what = "peer"
         if bad:
             said = f"{', '.join(bad)} in {seconds:.1f} s"
             yield _judged(check, node, each, said, what=what)

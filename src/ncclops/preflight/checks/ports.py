@@ -29,7 +29,7 @@ def function_of(nic: Nic) -> str:
 
 @dataclass(frozen=True)
 class Port:
-    """One port. ``top`` is its directory, ``layer`` InfiniBand, Ethernet or Unspecified (EFA)."""
+    """One port. ``top`` is its directory, ``layer`` InfiniBand, Ethernet or Unknown (EFA)."""
 
     nic: Nic
     number: str
@@ -90,7 +90,7 @@ class Port:
 
     @property
     def is_efa(self) -> bool:
-        return self.driver == "efa" or self.layer == "Unspecified"
+        return self.driver == "efa" or self.layer in ("Unknown", "Unspecified")
 
     @property
     def rate_gbps(self) -> float | None:
@@ -158,9 +158,12 @@ class Port:
     def counts(self, sample: Files) -> dict[str, int]:
         """Its counters in one of the looks at them, by name."""
         found = {}
-        for folder in ("counters", "hw_counters"):
-            for name in sample.names(f"{self.top}/{folder}"):
-                value = sample.number(f"{self.top}/{folder}/{name}")
+        folders = [f"{self.top}/counters", f"{self.top}/hw_counters"]
+        if self.is_efa:  # what its driver counts of its commands is the device's
+            folders.append(f"sys/class/infiniband/{self.nic.device}/hw_counters")
+        for folder in folders:
+            for name in sample.names(folder):
+                value = sample.number(f"{folder}/{name}")
                 if value is not None:
                     found[name] = value
         return found
@@ -265,7 +268,7 @@ def is_meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float
     phys = each.text("phys_state")
     if phys is None or not re.match(r"\d: \w", phys):
         return False
-    if "Disabled" in phys and not each.has_lost_carrier:
+    if "Disabled" in phys and not each.has_lost_carrier and not each.is_efa:
         return False  # somebody may have switched it off
     latest = each.nic.samples[-1] if each.nic.samples else Files()
     if each.counts(latest).get("link_downed", 0) > 0:

@@ -94,7 +94,8 @@ def _read(
         sram_corrected=_memory_errors(device, "CORRECTED", "SRAM"),
         dram_corrected=_memory_errors(device, "CORRECTED", "DRAM"),
         rows_uncorrected=None if rows is None else int(rows[1]),
-        rows_pending=None if rows is None else bool(rows[2]),
+        sram_exceeded=sram_exceeded(device),
+        rows_pending=pages_pending(device) if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         recovery_action=device.recovery().action,
         throttle=throttle,
@@ -136,6 +137,23 @@ def _memory_errors(device: nvml.Device, kind: str, place: str) -> int | None:
         getattr(names, f"NVML_MEMORY_LOCATION_{place}", None),
     )
     return None if count is None else int(count)
+
+
+def pages_pending(device: nvml.Device) -> bool | None:
+    """Whether a page of memory is to be retired, as before Ampere: since then rows are remapped."""
+    pending = device.query("nvmlDeviceGetRetiredPagesPendingStatus")
+    return None if pending is None else bool(pending)
+
+
+def sram_exceeded(device: nvml.Device) -> bool | None:
+    """Whether the GPU's SRAM has had more uncorrected errors than NVIDIA lets pass."""
+    bindings = device.nvml.bindings
+    kind = getattr(bindings, "c_nvmlEccSramErrorStatus_v1_t", None)  # older nvidia-ml-py
+    if kind is None:
+        return None
+    status = kind()
+    done = device.query("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    return None if done is None else bool(status.bThresholdExceeded)
 
 
 def _threshold(device: nvml.Device, name: str) -> int | None:

@@ -25,14 +25,19 @@ _WANTED = re.compile(
     r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid|mlx5_core|AER|\(Fatal\)"
     r"|EDAC|Memory failure|lockup|LOCKUP|blocked for more than|Machine Check|NETDEV WATCHDOG"
     r"|EXT4-fs|XFS|[Rr]emounting filesystem|I/O error| error, dev |md/raid|nvme|nf_conntrack"
-    r"|nfs: server|lockd: server|Lustre.*: Connection "
-    r"|rcu: INFO|temperature above|table overflow|GPU reset executed"
+    r"|nfs: server|lockd: server|Lustre.*: Connection |evicted by|LBUG|ceph: "
+    r"|rcu: INFO|temperature (?:is )?above|table overflow|GPU reset executed|Hardware Error|BTRFS"
+    r"|BUG|Oops: |general protection fault, |Unable to handle kernel|unregister_netdevice: "
+    r"|Out of memory: |clocksource|DMAR: |DPC: |pciehp|PCIe link lost|D3cold|config space inacc"
+    r"|bnxt_en|infiniband (?:efa|irdma|rdmap)|\b(?:efa|ena|mana) [0-9a-f]{4}:"
 )
 # What convicts GPUs and switches, and what takes that back: thousands of lines of other devices do
 # not drive it out.
 _FIRST = re.compile(r"Xid|RmInitAdapter|fallen off the bus|loading NVIDIA|GPU reset executed")
 # What comes by the thousand where a link is bad: it does not drive out the others either.
-_MANY = re.compile(r"[Cc]orrect(?:ed|able) error|severity=Correct|error status/mask")
+_MANY = re.compile(
+    r"[Cc]orrect(?:ed|able) error|severity=Correct|error status/mask|EDAC MC\d+: \d+ CE |DMAR: "
+)
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000

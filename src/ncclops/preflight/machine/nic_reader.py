@@ -75,6 +75,7 @@ def read_counters(root: Path, device: str) -> Files:
             [
                 f"{top}/ports/*/counters/*",
                 f"{top}/ports/*/hw_counters/*",
+                f"{top}/hw_counters/*",
                 f"{top}/device/net/*/carrier_changes",
             ],
         )
