@@ -73,13 +73,14 @@ def run(directory: Path, shape: str, ranks: int, steps: int, plan: list[Fault]) 
     (directory / "plan.json").write_text(json.dumps(plan))
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}"}
     profile = "local-cpu"
-    if shape == "nccl":
+    if shape.startswith("nccl"):
         profile = "single-node-h200"
         (directory / "meeting").mkdir()
         environment |= QUICK | {"FAKEGPU_MEETING": f"{directory}/meeting"}
     timeouts = ["--timeout", "soft=8s", "--timeout", "hard=14s", "--timeout", "grow=30s"]
     command = [sys.executable, "-m", "ncclops", "launch", "--profile", profile, *timeouts]
-    command += ["--restart", "in-process:grow", "--nproc-per-node", str(ranks), "--tee", "none"]
+    restarts = "in-process" if "shrink" in shape else "in-process:grow"
+    command += ["--restart", restarts, "--nproc-per-node", str(ranks), "--tee", "none"]
     script = REPOSITORY / "tests" / "restart" / "recovery_training.py"
     command += ["--run-dir", "run", str(script), shape, str(directory), str(steps)]
     began = time.monotonic()
