@@ -74,9 +74,9 @@ class Plan:
                 _strike(kind, f"{place} of step {step}")
 
     def _is_due(self, number: int, place: str, step: int, at: int) -> bool:
-        if place == "starting":  # in the restart for the fault before
+        if place in ("starting", "loading"):  # in the restart for the fault before
             return self._mark(number - 1).exists()
-        if place in ("restoring", "loading"):  # the step is the one to go on with
+        if place == "restoring":  # the step is the one to go on with
             return step >= at - 3
         return step == at
 
