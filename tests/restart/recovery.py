@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import free_port
 from tests.fakegpu.host import QUICK
 from tests.restart.recovery_training import EXCEPTIONS
 
@@ -66,8 +67,10 @@ class Outcome:
     seconds: float
 
 
-def run(directory: Path, shape: str, ranks: int, steps: int, plan: list[Fault]) -> Outcome:
-    """One job."""
+def run(
+    directory: Path, shape: str, ranks: int, steps: int, plan: list[Fault], nodes: int = 1
+) -> Outcome:
+    """One job, of as many agents as ``nodes``, on this machine."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     (directory / "plan.json").write_text(json.dumps(plan))
@@ -80,18 +83,32 @@ def run(directory: Path, shape: str, ranks: int, steps: int, plan: list[Fault]) 
     timeouts = ["--timeout", "soft=8s", "--timeout", "hard=14s", "--timeout", "grow=30s"]
     command = [sys.executable, "-m", "ncclops", "launch", "--profile", profile, *timeouts]
     restarts = "in-process" if "shrink" in shape else "in-process:grow"
-    command += ["--restart", restarts, "--nproc-per-node", str(ranks), "--tee", "none"]
+    command += ["--restart", restarts, "--nproc-per-node", str(ranks // nodes), "--tee", "none"]
+    if nodes > 1:
+        command += ["--nnodes", str(nodes), "--master-addr", "127.0.0.1"]
+        command += ["--master-port", str(free_port())]
     script = REPOSITORY / "tests" / "restart" / "recovery_training.py"
-    command += ["--run-dir", "run", str(script), shape, str(directory), str(steps)]
     began = time.monotonic()
     with (directory / "launch.log").open("wb") as log:
-        job = subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
+        agents = []
+        for node in range(nodes):
+            own = ["--node-rank", str(node)] if nodes > 1 else []
+            own += ["--run-dir", f"run-{node}" if node else "run"]
+            own += [str(script), shape, str(directory), str(steps)]
+            agents.append(
+                subprocess.Popen(
+                    [*command, *own], cwd=directory, env=environment, stdout=log, stderr=log
+                )
+            )
         try:
-            code = job.wait(LIMIT_S)
+            codes = [each.wait(max(LIMIT_S + began - time.monotonic(), 1.0)) for each in agents]
+            code: int | None = max(codes)
         except subprocess.TimeoutExpired:
             code = None
-            job.terminate()
-            job.wait()
+            for each in agents:
+                each.terminate()
+            for each in agents:
+                each.wait()
     verdict = directory / "run" / "verdict.json"
     return Outcome(
         code,

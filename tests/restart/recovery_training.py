@@ -20,6 +20,7 @@ import gc
 import hashlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -210,6 +211,9 @@ def summed(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Ten
     return future
 
 
+summed.__annotations__.clear()  # torch compares them with types, and they are text
+
+
 class OnHost(nn.Module):
     """Parameters and gradients are on the device, products are computed on the host: the fake GPU
     computes sums, and no products."""
@@ -298,6 +302,7 @@ class Trainer:
             self.state,
             replicated=self.replicated(),
             every=1,
+            domain=os.environ["GROUP_RANK"],  # several nodes may be on this machine
             checkpoint=self.load,
         )
         restored = self.snapshots.restore()
@@ -422,19 +427,20 @@ class Whole(Trainer):
         if step % EVALUATE_EVERY == 3:
             self.evaluate(step)
 
-    @torch.no_grad()
     def evaluate(self, step: int) -> None:
         """All ranks, without a step."""
+        self.forward.eval()
         self.average.eval()
         total = torch.zeros(())
-        for number in range(20):
-            batch = torch.cos(number * torch.arange(WIDTH * ROWS).view(ROWS, WIDTH))
-            total += (self.average(batch) - batch).square().mean()
-            if number == 10:
-                self.plan.strike("evaluating", step)
-        dist.all_reduce(total)
-        best = self.notes["best"]
-        self.notes["best"] = total.item() if best is None else min(best, total.item())
+        with torch.no_grad():
+            for number in range(20):
+                batch = torch.cos(number * torch.arange(WIDTH * ROWS).view(ROWS, WIDTH))
+                total += (self.average(batch) - self.forward(batch)).square().mean()
+                if number == 10:
+                    self.plan.strike("evaluating", step)
+            dist.all_reduce(total)
+        self.forward.train()
+        self.notes["best"] = min(total.item(), self.notes["best"] or math.inf)
         self.notes["evaluated"] = {**self.notes["evaluated"], step: total.item()}
 
 

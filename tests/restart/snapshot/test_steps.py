@@ -145,6 +145,24 @@ def test_modules_that_go_on_train_again_after_a_fault_in_an_evaluation(
     assert [each.training for each in model] == [not goes_on, True]
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_optimizer_that_has_got_groups_since_is_refused_and_objects_that_go_on_are_made_anew(
+    call: _calls.Call, goes_on: bool
+) -> None:
+    """They would meet the same snapshot again and again."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    first = Snapshots({"optimizer": optimizer}, every=1)
+    first.restore()
+    first.take(1)
+    assert first.wait()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    call.state = State(0, 1, iteration=1, active_rank=0, active_world_size=1).freeze
+    call.goes_on = goes_on
+    with pytest.raises(SnapshotError, match=r"'optimizer' does not .* before restore\(\)"):
+        Snapshots({"optimizer": optimizer}).restore()
+    assert call.begins_anew == goes_on
+
+
 @pytest.mark.usefixtures("call")
 def test_a_second_restore_in_an_iteration_needs_another_name() -> None:
     """Some ranks would read what was agreed on the first time: they went on at other steps."""

@@ -114,7 +114,7 @@ def load(entries: Mapping[str, Any], blob: Blob, all_entries: Mapping[str, Any])
             elif isinstance(entry, dict | list):
                 in_place.fill(entry, kept[name])
             elif isinstance(entry, torch.optim.Optimizer):
-                _load_optimizer(entry, kept[name], meshes)
+                _load_optimizer(name, entry, kept[name], meshes)
             else:
                 entry.load_state_dict(_copies(kept[name], meshes))
 
@@ -214,19 +214,25 @@ def _storage(tensor: Any) -> int | None:
     return int(local.untyped_storage().data_ptr())
 
 
-def _load_optimizer(optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
+def _load_optimizer(name: str, optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
     """torch casts each state to the type of its parameter: an average in fp32 to bf16."""
     import torch
 
     copies = {k: _copies(v, meshes, on_host=k == "state") for k, v in kept.items()}
-    optimizer.load_state_dict(copies)
+    try:
+        optimizer.load_state_dict(copies)
+    except ValueError as error:  # groups, or parameters in them, are more or fewer
+        raise SnapshotError(
+            f"{name!r} does not take back what was kept of it ({error}): groups of parameters that "
+            "come in mid-training have to be there before restore()"
+        ) from error
     loaded = optimizer.state_dict().get("state", {})  # the dictionaries that the optimizer has
     for parameter, states in kept.get("state", {}).items():
-        for name, value in states.items() if isinstance(states, dict) else ():
-            now = loaded.get(parameter, {}).get(name)
+        for key, value in states.items() if isinstance(states, dict) else ():
+            now = loaded.get(parameter, {}).get(key)
             cast = isinstance(value, _Kept) and isinstance(now, torch.Tensor)
             if cast and now.dtype != value.tensor.dtype:
-                loaded[parameter][name] = _copy(value, meshes, on_host=True).to(now.device)
+                loaded[parameter][key] = _copy(value, meshes, on_host=True).to(now.device)
 
 
 class _InPlace:

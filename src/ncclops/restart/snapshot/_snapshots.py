@@ -208,7 +208,8 @@ class Snapshots:
         one, where there is nothing yet, or a checkpoint. Blocks until all ranks are there.
 
         Where nothing is there, and ``keep_going`` goes on with objects that have been trained, it
-        does not return: the wrapped function is called from its start, on all ranks.
+        does not return: the wrapped function is called from its start, on all ranks. So it is on
+        this one where its objects do not take back what was kept of them.
 
         Raises ``SnapshotError`` where they are not within ``timeout``, where the ranks'
         checkpoints are of different steps, and where it was called before in the iteration, under
@@ -252,7 +253,12 @@ class Snapshots:
         if agreed.order.moment is None:
             restored = self._from_checkpoint(memory, agreement, agreed.order, timeout)
         else:
-            restored = self._from_memory(memory, agreed)
+            try:
+                restored = self._from_memory(memory, agreed)
+            except Exception:
+                if call is not None and place.goes_on:
+                    call.begins_anew = True  # these objects have become others than were kept
+                raise
         if restored.step is not None:
             place.has_reached(restored.step)
         is_behind = agreed.order.moment is None and agreed.order.missing
