@@ -44,7 +44,7 @@ from ncclops import receipt, restart
 from ncclops.restart import snapshot
 
 SAVE_EVERY = 20
-EVALUATE_EVERY = 10
+EVALUATE_EVERY, EVALUATED = 5, 3
 SLOW_S = 3.0
 ROWS, WIDTH = 8, 16
 
@@ -424,7 +424,7 @@ class Whole(Trainer):
         self.scaler.update()
         self.schedule.step()
         self.average.update_parameters(self.model)
-        if step % EVALUATE_EVERY == 3:
+        if step % EVALUATE_EVERY == EVALUATED:
             self.evaluate(step)
 
     def evaluate(self, step: int) -> None:

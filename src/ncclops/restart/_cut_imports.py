@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -25,7 +24,7 @@ class _Again(Loader):
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -41,9 +40,7 @@ class _Aside(MetaPathFinder):
         self.modules: dict[str, ModuleType] = {}
         self.never_there: frozenset[str] | None = None  # packages that some libraries do without
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         module = self.modules.get(name)
         if module is None:
             return None
