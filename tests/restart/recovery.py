@@ -50,8 +50,9 @@ def planned(seed: int, shape: str, ranks: int, count: int, nodes: int = 1) -> li
             step = STEPS_PER_FAULT * number + EVALUATED if not last else step
             place = place if not last else "step"
         number += 1
-        at_once, is_node = chance.sample(range(ranks), _how_many(chance, ranks)), False
-        if nodes > 1 and chance.random() < 0.1:
+        there = [r for r in range(ranks) if "shrink" not in shape or left.get(r, 1)]
+        at_once, is_node = chance.sample(there, min(_how_many(chance, ranks), len(there))), False
+        if nodes > 1 and chance.random() < 0.1 and "shrink" not in shape:
             node, at_once, is_node = chance.randrange(nodes), [*range(ranks // nodes)], True
             at_once = [node * (ranks // nodes) + each for each in at_once]
         if len(at_once) > count - len(found) or last:

@@ -277,6 +277,7 @@ class Trainer:
         seed = 0 if "shrink" in self.words else self.rank
         torch.manual_seed(seed)
         random.seed(seed)
+        self.data = self.make_data()  # objects of before may have read of it
         numpy.random.seed(seed)
         self.state = {
             "model": self.model,
