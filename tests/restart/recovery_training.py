@@ -255,10 +255,9 @@ class Trainer:
         if "fsdp2" in self.words:
             from torch.distributed.fsdp import fully_shard
 
-            if self.optimizer is not None:  # FSDP2 does not go on
-                self.model, self.optimizer = make_model(), None
+            self.model, self.state = make_model(), {}  # FSDP2 does not go on
             self.forward = fully_shard(self.model)
-        if self.optimizer is None:
+        if not self.state:
             self._begin()
         if "fsdp2" not in self.words:
             self.forward = ddp = wrapped_by_ddp(self.model, self.device)
@@ -267,9 +266,9 @@ class Trainer:
 
     def _begin(self) -> None:
         """What there is at first, before DDP takes over rank 0's parameters, which may have been
-        trained where this process is new."""
+        trained where this process is new. May be interrupted anywhere: ``state`` is set last."""
         if "nccl" in self.words:
-            self.model = OnHost(self.model).to(self.device)
+            self.model = OnHost(make_model()).to(self.device)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, foreach=False)
         else:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -279,14 +278,15 @@ class Trainer:
         random.seed(seed)
         self.data = self.make_data()  # objects of before may have read of it
         numpy.random.seed(seed)
-        self.state = {
+        state = {
             "model": self.model,
             "optimizer": self.optimizer,
             "data": Struck(self.data, self),
             "rng": snapshot.Rng(),
             **self.further_state(self.optimizer),
         }
-        self.beginning = copy.deepcopy({k: state_of(v) for k, v in self.state.items()})
+        self.beginning = copy.deepcopy({k: state_of(v) for k, v in state.items()})
+        self.state = state
 
     def further_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {}
