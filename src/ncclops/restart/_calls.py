@@ -28,6 +28,7 @@ class Call:
     - ``at_end``: called in the main thread when the call ends, after the last iteration.
     - ``goes_on``: the function goes on with objects of an earlier iteration (``keep_going``).
     - ``begins_anew``: set for it to be called from its start at the end of the iteration instead.
+    - ``reached``: the highest step that snapshots have heard of; ``None`` where there are none.
     """
 
     state: Callable[[], FrozenState]
@@ -36,6 +37,11 @@ class Call:
     at_end: list[Callable[[], object]] = field(default_factory=list)
     goes_on: bool = False
     begins_anew: bool = False
+    reached: int | None = None
+
+    def has_reached(self, step: int) -> None:
+        """So many steps are done. Main thread."""
+        self.reached = step if self.reached is None else max(self.reached, step)
 
 
 _under_way: list[Call] = []

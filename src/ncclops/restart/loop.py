@@ -32,6 +32,7 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _calls
+from ncclops.restart._cut_imports import let_import_again
 from ncclops.restart._endings import (
     Failed,
     Finished,
@@ -338,6 +339,7 @@ class RestartLoop:
         forget_failed_groups()
         self._page.abort_began = 0.0
         undo_excepthook_of_torch()
+        let_import_again()
         torch_state.restore()
         self._returned = self.done_with_groups = False
 

@@ -32,7 +32,7 @@ from ncclops.record.variables import (
     STARTED,
 )
 from ncclops.record.worker_commands import RestartCommand
-from ncclops.restart import blocked
+from ncclops.restart import _calls, blocked
 from ncclops.restart._process import TRACEBACK_NOTE
 from ncclops.restart._store.connections import pass_over_call
 from ncclops.restart.attribution import Fault, RemoteFaultError
@@ -401,17 +401,20 @@ class _Attempts:
 
 
 def _progress(rank: int) -> tuple[int | None, int | None]:
-    """The highest step that a rank of this host has reached, as far as any reports its steps, and
-    the updates of the optimizer of ``rank`` since the script was started. None as well where the
-    script has left nothing to read that with: its restarts have to be counted in any case."""
+    """The highest step that a rank of this host has reached, as far as any reports its steps or, at
+    least, this one takes snapshots, and the updates of the optimizer of ``rank`` since the script
+    was started. None as well where the script has left nothing to read that with: its restarts have
+    to be counted in any case."""
+    call = _calls.current()
+    in_snapshots = None if call is None else call.reached
     furthest: int | None = None
     with logged("reading how far the job has come"):
         paths = RunPaths(Path(os.environ[RUN_DIR]))
         steps = (progress.highest_step(paths), recorder.current().highest_step)
-        furthest = max((step for step in steps if step is not None), default=None)
+        furthest = max((step for step in steps if step is not None), default=in_snapshots)
         if (own_page := progress.read(paths.rank(rank).progress)) is not None:
             return furthest, own_page.updates or None
-    return furthest, None
+    return in_snapshots if furthest is None else furthest, None
 
 
 def _obey(call: restart.CallWrapper) -> None:

@@ -438,6 +438,26 @@ def test_gradients_of_an_interrupted_step_do_not_outlive_it() -> None:
     assert model.bias.grad is in_state
 
 
+def test_a_scaler_of_an_interrupted_step_begins_the_next_one() -> None:
+    """It had unscaled gradients, or updated: what it says of that twice, it refuses."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler, unused = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    entries = {"optimizer": optimizer, "scaler": scaler, "unused": unused, "off": off}
+    for iteration, interrupted in enumerate((scaler.unscale_, scaler.step)):
+        scaler.scale(weight.sum()).backward()
+        interrupted(optimizer)
+        prefixed = dist.PrefixStore(str(iteration), store)
+        Snapshots(entries, store=prefixed, name="scaler").restore()
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.get_scale(), unused.get_scale()) == (8.0, 65536.0)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -14,6 +14,7 @@ from ncclops.restart import _calls
 from ncclops.restart._store.client import Connection, StoreClient
 from ncclops.restart.snapshot import Restored, SnapshotError, Snapshots
 from ncclops.restart.state import State
+from ncclops.worker import in_process
 
 
 @pytest.fixture
@@ -112,6 +113,54 @@ def call(store: dist.Store) -> Iterator[_calls.Call]:
     _calls.begin(made)
     yield made
     _calls.end(made)
+
+
+def test_how_far_a_function_has_come_is_known_by_its_snapshots(call: _calls.Call) -> None:
+    """A script that takes them, and sends no receipts, would be said to make no steps."""
+    snapshots = Snapshots({"value": torch.zeros(())}, every=10)
+    snapshots.restore()
+    assert in_process._progress(0) == (None, None)
+    for step in (6, 7, 3):  # it goes back
+        snapshots.take(step)
+    assert in_process._progress(0) == (7, None)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_modules_that_go_on_train_again_after_a_fault_in_an_evaluation(
+    call: _calls.Call, store: dist.Store, goes_on: bool
+) -> None:
+    """A part that is frozen stays so. What is made anew is as it was made."""
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(2))
+    model[1].eval()
+    first = Snapshots({"model": model}, every=1)
+    first.restore()
+    model[0].eval()
+    model[1].train()
+    first.take(1)
+    assert first.wait()
+    model.train()
+    call.state = State(0, 1, iteration=1, active_rank=0, active_world_size=1).freeze
+    call.goes_on = goes_on
+    assert Snapshots({"model": model}).restore().step == 1
+    assert [each.training for each in model] == [not goes_on, True]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_optimizer_that_has_got_groups_since_is_refused_and_objects_that_go_on_are_made_anew(
+    call: _calls.Call, goes_on: bool
+) -> None:
+    """They would meet the same snapshot again and again."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    first = Snapshots({"optimizer": optimizer}, every=1)
+    first.restore()
+    first.take(1)
+    assert first.wait()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    call.state = State(0, 1, iteration=1, active_rank=0, active_world_size=1).freeze
+    call.goes_on = goes_on
+    with pytest.raises(SnapshotError, match=r"'optimizer' does not .* before restore\(\)"):
+        Snapshots({"optimizer": optimizer}).restore()
+    assert call.begins_anew == goes_on
 
 
 @pytest.mark.usefixtures("call")

@@ -51,6 +51,7 @@ class Memory:
         self.copier: Copier | None = None  # likewise
         self.interval = 0  # the last one that all ranks have agreed on
         self.restored_in = ""  # the prefix of the last restore in a wrapped function
+        self.modes: dict[str, list[bool]] = {}  # of modules, at the latest snapshot
         self._own: dict[str, tuple[Blob, ...]] = {}  # the newest first
         self._copies: dict[tuple[int, str], tuple[Blob, ...]] = {}  # by seat and unit
         self._receiving: dict[tuple[int, str], int] = {}  # bytes on their way

@@ -10,9 +10,10 @@ they are, as the function may hold them elsewhere: ``{"model": model.state_dict(
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclops.restart.snapshot._blobs import Blob, Row, is_sharded, unpack
@@ -113,21 +114,53 @@ def load(entries: Mapping[str, Any], blob: Blob, all_entries: Mapping[str, Any])
             elif isinstance(entry, dict | list):
                 in_place.fill(entry, kept[name])
             elif isinstance(entry, torch.optim.Optimizer):
-                _load_optimizer(entry, kept[name], meshes)
+                _load_optimizer(name, entry, kept[name], meshes)
             else:
                 entry.load_state_dict(_copies(kept[name], meshes))
 
 
-def drop_gradients(entries: Mapping[str, Any]) -> None:
-    """Leave no gradient on any parameter in ``entries``, but for those that are in the state.
+def drop_interrupted_step(entries: Mapping[str, Any]) -> None:
+    """Leave nothing of an interrupted step on objects in ``entries`` that outlive a fault.
 
-    Objects that outlive a fault have those of the interrupted step: a loop that clears gradients
-    after its optimizer's step, and not before its backward pass, would add to them.
+    No gradient on any parameter, but for those that are in the state: a loop that clears gradients
+    after its optimizer's step, and not before its backward pass, would add to them. And no
+    ``GradScaler`` that has unscaled or stepped, which its state does not tell: it would refuse to
+    in the next step.
     """
+    _begin_steps_of_scalers(entries)
     held = {id(each) for entry in entries.values() for each in _plain_tensors(entry)}
     for parameter in _tensors(entries):
         if parameter.grad is not None and id(parameter.grad) not in held:
             parameter.grad = None
+
+
+def _begin_steps_of_scalers(entries: Mapping[str, Any]) -> None:
+    import torch
+
+    for entry in entries.values():
+        if isinstance(entry, torch.amp.GradScaler) and entry.is_enabled():
+            with contextlib.suppress(AssertionError, AttributeError):  # it has scaled nothing yet
+                entry.update(entry.get_scale())
+
+
+def modes_of(entries: Mapping[str, Any]) -> dict[str, list[bool]]:
+    """Whether each part of each module trains or evaluates: no ``state_dict`` has that."""
+    import torch
+
+    return {
+        name: [part.training for part in entry.modules()]
+        for name, entry in entries.items()
+        if isinstance(entry, torch.nn.Module)
+    }
+
+
+def put_back_modes(entries: Mapping[str, Any], modes: Mapping[str, Sequence[bool]]) -> None:
+    """``modes_of`` as it was, for modules that were interrupted while they evaluated."""
+    for name, was in modes.items():
+        parts = [*entries[name].modules()] if name in entries else []
+        if len(parts) == len(was):
+            for part, trains in zip(parts, was, strict=True):
+                part.training = trains
 
 
 def _plain_tensors(entry: Any) -> Iterator[Tensor]:
@@ -181,19 +214,25 @@ def _storage(tensor: Any) -> int | None:
     return int(local.untyped_storage().data_ptr())
 
 
-def _load_optimizer(optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
+def _load_optimizer(name: str, optimizer: Any, kept: Any, meshes: Mapping[_MESH, Any]) -> None:
     """torch casts each state to the type of its parameter: an average in fp32 to bf16."""
     import torch
 
     copies = {k: _copies(v, meshes, on_host=k == "state") for k, v in kept.items()}
-    optimizer.load_state_dict(copies)
+    try:
+        optimizer.load_state_dict(copies)
+    except ValueError as error:  # groups, or parameters in them, are more or fewer
+        raise SnapshotError(
+            f"{name!r} does not take back what was kept of it ({error}): groups of parameters that "
+            "come in mid-training have to be there before restore()"
+        ) from error
     loaded = optimizer.state_dict().get("state", {})  # the dictionaries that the optimizer has
     for parameter, states in kept.get("state", {}).items():
-        for name, value in states.items() if isinstance(states, dict) else ():
-            now = loaded.get(parameter, {}).get(name)
+        for key, value in states.items() if isinstance(states, dict) else ():
+            now = loaded.get(parameter, {}).get(key)
             cast = isinstance(value, _Kept) and isinstance(now, torch.Tensor)
             if cast and now.dtype != value.tensor.dtype:
-                loaded[parameter][name] = _copy(value, meshes, on_host=True).to(now.device)
+                loaded[parameter][key] = _copy(value, meshes, on_host=True).to(now.device)
 
 
 class _InPlace:

@@ -58,6 +58,7 @@ class _Place:
     connect: Callable[[], Any]
     aborted: Callable[[], bool]
     goes_on: bool = False
+    has_reached: Callable[[int], object] = lambda _: None
 
 
 @dataclass
@@ -207,7 +208,8 @@ class Snapshots:
         one, where there is nothing yet, or a checkpoint. Blocks until all ranks are there.
 
         Where nothing is there, and ``keep_going`` goes on with objects that have been trained, it
-        does not return: the wrapped function is called from its start, on all ranks.
+        does not return: the wrapped function is called from its start, on all ranks. So it is on
+        this one where its objects do not take back what was kept of them.
 
         Raises ``SnapshotError`` where they are not within ``timeout``, where the ranks'
         checkpoints are of different steps, and where it was called before in the iteration, under
@@ -244,11 +246,21 @@ class Snapshots:
 
         agreed = background.result_of(agree, timeout)
         self._now = self._begin(place, memory, agreed.order, background, layouts)
-        _objects.drop_gradients(self._state)
+        _objects.drop_interrupted_step(self._state)
+        if place.goes_on:
+            _objects.put_back_modes(self._state, memory.modes)
+        memory.modes = _objects.modes_of(self._state)
         if agreed.order.moment is None:
             restored = self._from_checkpoint(memory, agreement, agreed.order, timeout)
         else:
-            restored = self._from_memory(memory, agreed)
+            try:
+                restored = self._from_memory(memory, agreed)
+            except Exception:
+                if call is not None and place.goes_on:
+                    call.begins_anew = True  # these objects have become others than were kept
+                raise
+        if restored.step is not None:
+            place.has_reached(restored.step)
         is_behind = agreed.order.moment is None and agreed.order.missing
         log.log(logging.WARNING if is_behind else logging.INFO, "%s", restored)
         return restored
@@ -268,6 +280,7 @@ class Snapshots:
                 connect=call.connect,
                 aborted=lambda: call.state().iteration != iteration or call.aborted(),
                 goes_on=call.goes_on,
+                has_reached=call.has_reached,
             )
         if self._store is None:
             raise SnapshotError(
@@ -414,6 +427,7 @@ class Snapshots:
         except TypeError:
             raise TypeError(f"take({step!r}): give how many steps are done") from None
         now = self._in_iteration()
+        now.place.has_reached(step)
         now.calls += 1
         under_way = now.round is not None and not now.round.is_reported
         now.meter.step_ended(entered, busy=under_way)
@@ -440,6 +454,7 @@ class Snapshots:
         for unit, blob in blobs.items():
             now.memory.keep(unit, blob)
         sent = [blob for unit, blob in blobs.items() if unit in now.order.copied]
+        now.memory.modes = _objects.modes_of(self._state)
         now.next_call = now.calls + now.interval
         now.taken += 1
         self._start_round(now, list(blobs.values()), sent)
