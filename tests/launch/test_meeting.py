@@ -79,7 +79,8 @@ def test_a_rank_that_does_not_come_to_the_default_group(
     options = ["--profile", quick_profile, "--nproc-per-node", "3", "--restart", "process"]
     options += ["--warm-start"]
     assert background("launch", *options, "--run-dir", "run", path).wait(LIMIT_S) == 1
-    check(Run(tmp_path / "run"), 1, path, "init_process_group")
+    where = r"the making of the default group \(init_process_group\)"
+    check(Run(tmp_path / "run"), 1, path, where)
 
 
 @pytest.mark.extended
