@@ -198,12 +198,31 @@ def test_ranks_that_wait_in_the_store_while_one_prepares_the_data(before: str, c
         "trainer - INFO - Training starts at step 7.",
         "(Worker_TP3 pid=7) INFO 01-02 10:00:00 [runner.py:7] Starting to load model m/m-8b...",
         "INFO 01-02 10:00:00 [state.py:7] rank 3 in world size 8 is assigned as DP rank 0",
+        "2026-01-02 10:00:00 | INFO | model_runner | Rank 1: load weight begin.",
+        "[INFO|modeling_utils.py:7] 2026-01-02 10:00:00,7 >> loading weights file /m/model.st",
+        "Running tokenizer:  84%|####  | 84/100 [00:02<00:00, 1890.14 examples/s] [repeated 3x]",
     ],
 )
 def test_a_start_shows_life_and_an_exception_that_nothing_knows_takes_it_away(line: str) -> None:
     verdict = classify(line + "\n").verdict
     assert (verdict.class_, verdict.confidence) == ("no-failure-seen", 0.6)
     assert classify(f"{line}\nwidget.WidgetError: no NCCL\n").verdict.shows_failure
+
+
+def test_a_name_that_does_not_resolve_is_the_stores_unless_a_client_of_http_asked() -> None:
+    unresolved = "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"
+    assert classify(unresolved).verdict.class_ == "store-rendezvous"
+    frame = (
+        '  File "/opt/lib/python3.12/site-packages/urllib3/connection.py", line 203, in _new_conn'
+    )
+    assert classify(f"{frame}\n{unresolved}").verdict.class_ == "user-error"
+
+
+def test_frames_of_torch_are_the_launchers_on_windows_too() -> None:
+    failed = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    frame = 'site-packages/torch/distributed/run.py", line 905, in main'
+    for path in (f"/opt/lib/{frame}", f"D:/lib/{frame}".replace("/", "\\")):
+        assert classify(f'  File "{path}\n{failed}').verdict.class_ == "peer-exit"
 
 
 def test_a_bar_without_an_end_is_a_step_where_it_shows_a_loss() -> None:

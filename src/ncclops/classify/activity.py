@@ -140,7 +140,7 @@ _BEGUN: _Signs = (
         (b"ing took ", b"weights took "),
         rb"\b(?:[Ll]oading (?:model )?weights|Model loading) took [\d.]",
     ),
-    ((b"load weight ",), rb"Load weight (?:end\.|begin)"),
+    ((b"load weight ",), rb"[Ll]oad weight (?:end\.|begin)"),
     ((b"starting to load model ",), rb"Starting to load model \S"),
     ((b"in world size ",), rb"in world size \d{1,6} is assigned as"),
     (
@@ -166,6 +166,9 @@ _BEGUN: _Signs = (
     ((b"deepspeed info: version=",), rb"DeepSpeed info: version="),
     ((b"deepspeed basic optimizer",), rb"\bDeepSpeed Basic Optimizer = "),
     ((b" zero stage ",), rb"\w ZeRO stage \d optimizer\b"),
+    # transformers reads a model; its datasets' bars are those of work that goes on.
+    ((b">> loading ",), rb">> loading (?:weights|configuration) file "),
+    ((b" examples/s]",), rb"%\|[^\n\r]{0,400}\d examples/s\]"),
     # Trainers that say so before their first step.
     (
         (b"training start", b"training is start", b"training begins"),

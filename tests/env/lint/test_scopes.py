@@ -273,3 +273,44 @@ def test_an_apptainer_definition() -> None:
     both = text + "  export NCCL_IB_DISABLE=1\n"
     assert clashes(text, "apptainer") == []
     assert clashes(both, "apptainer") == [("error", 6)]
+
+
+OPTIONS_IN_A_BRANCH = {
+    "an array that a branch adds to": """
+        ARGS=()
+        if [ "$1" != off ]; then
+            ARGS+=(-e NCCL_NET=IB -e NCCL_IB_DISABLE=1)
+        fi
+        docker run "${ARGS[@]}" image python t.py
+        """,
+    "an array of one of two branches": """
+        if [ "$1" ]; then
+            ARGS=(-e NCCL_NET=IB -e NCCL_IB_DISABLE=1)
+        else
+            ARGS=(-e NCCL_DEBUG=WARN)
+        fi
+        docker run "${ARGS[@]}" image python t.py
+        """,
+    "a string": """
+        if [ "$1" ]; then
+            ARGS="-e NCCL_NET=IB -e NCCL_IB_DISABLE=1"
+        fi
+        docker run $ARGS image python t.py
+        """,
+}
+
+
+@pytest.mark.parametrize("text", OPTIONS_IN_A_BRANCH.values(), ids=OPTIONS_IN_A_BRANCH)
+def test_options_gathered_in_a_branch_are_judged_there(text: str) -> None:
+    assert [level for level, _ in clashes(text)] == ["warning"]
+
+
+def test_options_of_a_branch_may_be_completed_elsewhere() -> None:
+    text = """
+        ARGS=()
+        if [ "$1" ]; then
+            ARGS+=(-e NCCL_DEBUG_SUBSYS=NET)
+        fi
+        docker run "${ARGS[@]}" -e NCCL_DEBUG=INFO image python t.py
+        """
+    assert not [f for f in found(text) if f.rule == "log-settings-without-log"]

@@ -19,6 +19,7 @@ from ncclops.env.lint.model import LintedSettings, LintFinding, Setting
 _MOST_ENVIRONMENTS = 1000
 _MOST_BUNDLES = 100
 _MOST_IN_A_BUNDLE = 200
+_MOST_VARIANTS = 8
 
 
 @cache
@@ -70,11 +71,15 @@ class Found:
 
 @dataclass
 class _State:
-    """What holds at one place. ``None`` as a setting: set here or not, that is not known."""
+    """What holds at one place. ``None`` as a setting: set here or not, that is not known.
+
+    ``variants`` holds what a bundle is after each branch, where branches differ.
+    """
 
     exported: dict[str, Setting | None] = field(default_factory=dict)
     plain: dict[str, Setting] = field(default_factory=dict)
     bundles: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
+    variants: dict[str, tuple[tuple[Setting, ...], ...]] = field(default_factory=dict)
     export_all: bool = False
     ended: bool = False
     changed: bool = False
@@ -85,6 +90,7 @@ class _State:
             exported=dict(self.exported),
             plain=dict(self.plain),
             bundles=dict(self.bundles),
+            variants=dict(self.variants),
         )
 
 
@@ -194,6 +200,9 @@ class Scope:
             self.found.note(setting)
         known = tuple(setting for setting in settings if setting.name in watched())
         before = self._state.bundles.get(name, ()) if more else ()
+        variants = self._state.variants.pop(name, ())
+        if more and variants:
+            self._state.variants[name] = tuple(variant + known for variant in variants)
         if not before and not known:
             return
         if len(self._state.bundles) < _MOST_BUNDLES or name in self._state.bundles:
@@ -209,6 +218,7 @@ class Scope:
             self.found.note(setting)
             if setting.name in watched():
                 values[setting.name] = setting
+        bundles = tuple(bundles)
         for name in bundles:
             for setting in state.bundles.get(name, ()):
                 values[setting.name] = setting
@@ -216,6 +226,9 @@ class Scope:
             self.jobs += 1
             self.seen()
             self._add(values, branched=False)
+            for name in bundles:
+                for variant in state.variants.get(name, ()):
+                    self._add(values | {s.name: s for s in variant}, branched=True)
             if inherits:
                 state.changed = False
 
@@ -293,6 +306,7 @@ class Alternatives:
         }
         names = {name for state in live for name in state.bundles}
         merged.bundles = {name: _common(name, live) for name in names}
+        merged.variants = {name: _variants(name, live) for name in names}
         self.scope._state = merged
 
 
@@ -321,6 +335,14 @@ def _common(name: str, states: list[_State]) -> tuple[Setting, ...]:
         setting if setting in everywhere else replace(setting, value=None, certain=False)
         for setting in seen
     )[:_MOST_IN_A_BUNDLE]
+
+
+def _variants(name: str, states: list[_State]) -> tuple[tuple[Setting, ...], ...]:
+    variants: dict[tuple[Setting, ...], None] = {}
+    for state in states:
+        here = state.variants.get(name) or (state.bundles.get(name, ()),)
+        variants.update(dict.fromkeys(here))
+    return tuple(variants)[:_MOST_VARIANTS] if len(variants) > 1 else ()
 
 
 def is_setting_of_interest(name: str) -> bool:
