@@ -71,6 +71,8 @@ def test_modules_that_never_had_a_package_stay_where_they_are(
     monkeypatch.setitem(sys.modules, "no_such_package.inner", sys)
     before = [*sys.meta_path]
     let_import_again()
+    monkeypatch.setitem(sys.modules, "nor_this.inner", sys)  # made while the script ran
     let_import_again()
+    assert "nor_this.inner" in sys.modules
     assert "no_such_package.inner" in sys.modules
     assert sys.meta_path == before

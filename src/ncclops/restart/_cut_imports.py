@@ -15,6 +15,7 @@ import contextlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 
@@ -61,7 +62,8 @@ def let_import_again() -> None:
     cut = frozenset(name.rpartition(".")[0] for name in names if "." in name) - names
     if _aside.never_there is None:
         _aside.never_there = cut
-    if not (cut := cut - _aside.never_there):
+    cut = frozenset(filter(_is_to_be_found, cut - _aside.never_there))
+    if not cut:
         return
     within = tuple(f"{package}." for package in cut)
     for name in names:
@@ -69,3 +71,13 @@ def let_import_again() -> None:
             _aside.modules[name] = sys.modules.pop(name)
     if _aside not in sys.meta_path:
         sys.meta_path.insert(0, _aside)
+
+
+def _is_to_be_found(package: str) -> bool:
+    """Whether an import would find it; not of one within another that has been forgotten."""
+    above = package.rpartition(".")[0]
+    if above and above not in sys.modules:
+        return False
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        return find_spec(package) is not None
+    return False
