@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ncclops.durations import parse_duration
+from ncclops.nearest import nearest
 from ncclops.plain_text import plain_line
 
 # Of `ncclops.timeouts.model`: those that can be changed while a run is under way.
@@ -102,12 +103,23 @@ def parse_command(document: bytes | str) -> Command:
     try:
         return _ANY.validate_json(document)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        # The command's own name is in front where it is known: the user did not write it.
-        where = ".".join(str(part) for part in first["loc"][1:])
-        raise ValueError(
-            _in_a_line(f"{where}: {first['msg']}" if where else first["msg"])
-        ) from None
+        raise ValueError(_in_a_line(_say(error.errors(include_url=False)[0]))) from None
+
+
+def _say(problem: Any) -> str:
+    """What is wrong, by pydantic's first ``problem``, and what to write."""
+    # The command's own name is in front where it is known: the user did not write it.
+    action, *path = map(str, problem["loc"] or ("",))
+    known = {kind.model_fields["action"].default: kind for kind in get_args(Command)}
+    match problem["type"]:
+        case "union_tag_invalid":
+            return f"action: no {problem['ctx']['tag']!r}{nearest(problem['ctx']['tag'], known)}"
+        case "union_tag_not_found":
+            return f"action is missing{nearest('', known)}"
+        case "extra_forbidden":
+            return f"{path[-1]}: unknown key{nearest(path[-1], known[action].model_fields)}"
+    said = str(problem["msg"])
+    return f"{'.'.join(path)}: {said}" if path else said
 
 
 def run_command(controls: Controls, command: Command) -> str:
