@@ -209,7 +209,10 @@ def left_running(stay: AbstractSet[int]) -> str | None:
     forks = process_tree.running(_MODULE, stay)
     if not forks:
         return None
+    number = len(forks)
+    some = "a process" if number == 1 else f"{number} processes"
+    runs = "still runs, and is" if number == 1 else "still run, and are"
     return (
-        f"{len(forks)} processes that workers have forked still run, and are ended: a script that"
-        " goes on in the background ends with its first process"
+        f"{some} that workers have forked {runs} ended: a script that goes on in the background"
+        " ends with its first process"
     )
