@@ -64,7 +64,6 @@ class RunDirectory:
         self.run_id = run_id
         self.node = node
         self.verdict_problem: str | None = None
-        self._made = _identity(path)
         self._reserve = reserve  # a descriptor
         self._spare = answer.Descriptors(_RESERVED_DESCRIPTORS)
         self._complained = False
@@ -192,27 +191,17 @@ class RunDirectory:
             with suppress(OSError):
                 path.unlink()
 
-    def _has_gone(self) -> bool:
-        """Whether its owner has removed or moved the directory: the path is for the next run then.
-
-        Ranks may have made one of that name again, for an incident, which is without the run's
-        record. Not by the inode alone: some file systems give a directory another one.
-        """
-        now = _identity(self.path)
-        return now is None or (now != self._made and not self.paths.run.exists())
-
     def write_verdict(self, verdict: VerdictRecord) -> None:
         """Write the verdict, or set ``verdict_problem`` to what is in the way.
 
         What was reserved for it is given back first: a disk that has become full takes it. One that
-        hangs is waited for for ten seconds. A directory that has gone is not made again.
+        hangs is waited for for ten seconds. A directory that has gone is made again: its path is
+        claimed for as long as the run goes on, and schedulers read the verdict.
         """
 
         def write() -> None:
             if is_of_another(self.paths.run, self.run_id):
                 raise OSError("another run has its directory by now")
-            if self._has_gone():
-                raise OSError("its directory was removed or moved while it ran")
             if self._reserve is not None:
                 os.ftruncate(self._reserve, 0)  # the supervisor has it open as well
             try:
@@ -227,14 +216,6 @@ class RunDirectory:
             answer.within(_VERDICT_LIMIT_S, write)
         except OSError as error:
             self.verdict_problem = error.strerror or str(error)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _refuse_one_in_use(wanted: Path) -> None:
