@@ -133,7 +133,7 @@ def test_another_job_of_the_same_name_is_refused(
     server.set("ncclops/job/nnodes", size)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Refused, match=why):
-        RendezvousProcess(config(server, tmp_path, 0), theirs)
+        RendezvousProcess(config(server, tmp_path, 0), theirs).connect()
 
 
 def test_a_clock_that_is_set_while_the_job_runs_is_no_difference(
@@ -283,3 +283,28 @@ def test_a_rendezvous_process_that_something_has_stopped_goes_on(
         assert peers.process.returncode == 0
 
     asyncio.run(asyncio.wait_for(stop_it(), LIMIT.total_seconds()))
+
+
+def test_a_rendezvous_process_whose_agent_has_ended_connects_to_no_later_store(
+    starts_processes: None, server: dist.TCPStore, tmp_path: Path
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        port = nobody_listens.getsockname()[1]
+        waits_long = replace(config(server, tmp_path, 0), port=port, join_s=600)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "ncclops.cluster.rendezvous_process"),
+                *(str(theirs.fileno()), waits_long.to_json()),
+            ],
+            env=clean_environ(),
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        ours.close()
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()

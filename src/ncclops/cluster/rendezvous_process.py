@@ -38,23 +38,30 @@ _RECORD_END_WITHIN_S = 6.0
 
 
 class RendezvousProcess:
-    """Serves the agent at the other end of the socket ``agent``.
-
-    Raises ``Refused`` where the store does not answer, or the job's name is that of another one.
-    """
+    """Serves the agent at the other end of the socket ``agent``."""
 
     def __init__(self, config: Config, agent: socket.socket) -> None:
         self._agent = agent
         self._link = Link(config, agent)
         self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
-        self._agree_on_job()
-        static = config.backend == "static"
-        self._backend = StaticBackend(self._link) if static else TorchBackend(self._link)
         self._round: RoundMember | None = None
+
+    def follow_agent(self) -> None:
+        """Read its commands from now on, and end with it.
+
+        Connecting is tried for as long as ``join_timeout``: without its agent, this process would
+        reach the store of a later job meanwhile, and name the job there.
+        """
+        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
+
+    def connect(self) -> None:
+        """Raise ``Refused`` where the store does not answer, or the job's name is another one's."""
+        self._agree_on_job()
+        static = self._link.config.backend == "static"
+        self._backend = StaticBackend(self._link) if static else TorchBackend(self._link)
 
     def run(self) -> None:
         """Serve the agent until it leaves or ends; does not return in the latter case."""
-        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
         while True:
             match self._commands.get():
                 case messages.Meet(attempt, facts):
@@ -173,13 +180,15 @@ def main(arguments: list[str]) -> None:
     agent = socket.socket(fileno=fd)
     try:
         process = RendezvousProcess(config, agent)
+        process.follow_agent()
+        process.connect()
     except Exception as error:
         log.exception("no connection to the store")
         agent.sendall(messages.encode(messages.NoRound(first_line(error))))
-        return
-    process.run()
-    # Threads still wait in torch's store. One that comes back while the interpreter ends would have
-    # the process end by SIGABRT.
+    else:
+        process.run()
+    # Threads still wait for the agent, and in torch's store. One that comes back while the
+    # interpreter ends would have the process end by SIGABRT.
     os._exit(0)
 
 
