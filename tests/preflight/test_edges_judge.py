@@ -174,6 +174,24 @@ def test_what_fails_here_and_there_and_was_not_looked_into_is_told() -> None:
     assert "no time to look why" in told.what
 
 
+def test_what_was_not_looked_into_is_told_beside_a_cause_of_other_hosts() -> None:
+    seen = {(src, 2): dead(2) for src in range(N) if src != 2}
+    seen[0, 1] = msgspec.structs.replace(ports_seen(1, (5, 18), {}), repeated=False)
+    causes = judged(map(host, range(N)), seen).causes
+    assert [(each.kind, each.a, each.b) for each in causes] == [
+        ("unreachable", (2,), ()),
+        ("flaky", (0,), (1,)),
+    ]
+
+
+def test_in_a_small_job_all_that_failed_is_tried_again() -> None:
+    """An edge between two hosts with which most edges fail, as well."""
+    seen = {edge: dead(edge[1]) for edge in edges_between(range(N), (0, 1))}
+    seen |= {edge: dead(edge[1]) for edge in edges_between((0, 1), range(N))}
+    tried = schedule.again(N, outcomes(seen))
+    assert {(src, dst) for src, dsts in tried.items() for dst in dsts} == {*seen}
+
+
 def test_a_rule_of_many_ranges_is_one_cause() -> None:
     """What host 2 opens fails from some local ports, and passes from others: not by chance."""
     seen, rule = {}, (2, 5, 9, 13, 14, 20, 24)

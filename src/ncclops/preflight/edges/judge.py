@@ -136,7 +136,7 @@ class _Look:
     def causes(self) -> list[Cause]:
         found, answers = self._found, self.answers
         lost = found.dead | found.unknown | found.unsure | answers
-        doubtful = (found.unsure - answers) | found.flaky | self._thin
+        doubtful = (found.unsure - answers) | found.flaky | (self._thin - self._of_thin_hosts(lost))
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
         # A host that stood still for some seconds has failed once, and lost nothing at random.
@@ -152,6 +152,8 @@ class _Look:
         by_chance = {edge for edge in chance if self._may_be_chance(edge, share)}
         # Of which some connections fail, and nobody has looked why, is not known to work either.
         doubtful = found.unknown | found.unsure | found.flaky | found.loss | by_chance
+        # Where some are lost at random, and others pass, nothing is dead.
+        doubtful -= {edge for edge in found.loss if found.seen[edge].passed}
         dead = found.dead - answers - by_chance
         ports = found.ports - answers - found.unsure - by_chance
         made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
@@ -195,9 +197,17 @@ class _Look:
         flaky = found.flaky - chance - self._within([*thin, *sizes])
         flaky = {edge for edge in flaky if not hubs & {*edge}}
         made += self._flaky(flaky) if flaky and not ending else []
-        # Beside a cause they may be of the same; without one, that some fail is not passed over.
-        unsure = found.unsure - answers
-        return made or (self._flaky(unsure, why="unknown") if unsure else [])
+        # Beside a cause of their hosts they may be of the same; else they are not passed over.
+        told = {host for each in made for host in (*each.a, *each.b)}
+        unsure = {edge for edge in found.unsure - answers if not told & {*edge}}
+        return made + (self._flaky(unsure, why="unknown") if unsure else [])
+
+    def _of_thin_hosts(self, lost: set[Edge]) -> set[Edge]:
+        """The thin edges of hosts that have no other way, and lose no connection."""
+        losing = {end for edge in self._found.loss | self._found.flaky for end in edge}
+        claims = self._claims(self._thin, lost.__contains__)
+        whole = [each for each in claims if each.shape.startswith("host")]
+        return {edge for each in whole if not losing & {*each.a} for edge in each.explained}
 
     def _packets(self, lost: set[Edge]) -> list[Claim]:
         """What loses packets, by what the kernel had to send again."""

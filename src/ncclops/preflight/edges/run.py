@@ -132,8 +132,8 @@ class _Part:
         except Unmet as error:
             if facts.conflict and facts.place:
                 raise Unmet(
-                    f"{error} Another machine, {facts.conflict}, has this host's address"
-                    f" {facts.place.address}"
+                    f"another machine, {facts.conflict}, has this host's address"
+                    f" {facts.place.address}: {error}"
                 ) from None
             raise
         finally:

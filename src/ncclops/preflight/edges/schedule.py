@@ -21,6 +21,8 @@ _CONNECTIONS, _LEAST_PORTS = 1500, 3
 _STORE_PORT_UP_TO, _STORE_PORT_EVERY = 128, 16
 # The second round of a host: so many edges between one suspect and good hosts, and so many in all.
 _PER_SUSPECT, _PER_HOST = 4, 24
+# In so small a job all that failed is tried again: side by side it takes no longer.
+_ALL_UP_TO = 9
 # A host is suspect when more than this part of the edges to or from it failed.
 _SUSPECT = 0.5
 
@@ -51,8 +53,8 @@ def again(n: int, outcomes: Mapping[int, Outcome]) -> dict[int, tuple[int, ...]]
 
     All that failed, as long as they are few, but for those to hosts that have fallen silent and
     answer nobody.
-    Of a host with which most edges failed, some with
-    hosts that are good otherwise: these tell whether it is that host.
+    In a larger job, of a host with which most edges failed, some with hosts that are good
+    otherwise: these tell whether it is that host.
     """
     failed = [
         (src, seen.dst)
@@ -69,7 +71,7 @@ def again(n: int, outcomes: Mapping[int, Outcome]) -> dict[int, tuple[int, ...]]
     failed.sort(key=lambda edge: (*_goodness(edge, touching), (edge[1] - edge[0]) % n))
     for src, dst in failed:
         marks = [(each, way) for each, way in ((src, "out"), (dst, "in")) if each in suspects]
-        full = marks and all(per_suspect[mark] >= _PER_SUSPECT for mark in marks)
+        full = n > _ALL_UP_TO and marks and all(per_suspect[mark] >= _PER_SUSPECT for mark in marks)
         if full or per_host[src] >= _PER_HOST:
             continue
         per_host[src] += 1

@@ -156,10 +156,11 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
 
 
 def _doubt_once(states: States, again: Collection[Edge]) -> None:
-    """Beside a host whose ports are blocked, ports that all failed once may be blocked as well."""
+    """Beside a host whose ports are blocked, ports that all failed once may be blocked as well, and
+    so may the few that failed at last where others had passed."""
     ports = Counter(end for edge in states.ports for end in edge)
     hosts = {end for end, count in ports.items() if count >= _SAME}
-    for edge in states.dead - set(again):
+    for edge in states.dead - (set(again) - states.ended):
         lost = all(how in LOST for how in states.seen[edge].failed.values())
         if lost and hosts.intersection(edge):
             states.dead.discard(edge)
