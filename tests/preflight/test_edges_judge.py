@@ -184,6 +184,18 @@ def test_what_was_not_looked_into_is_told_beside_a_cause_of_other_hosts() -> Non
     ]
 
 
+def test_an_edge_whose_last_few_tries_fail_beside_a_rule_for_ports_is_of_that_rule() -> None:
+    """A rule without state drops some of the answers as well: a few tries may all fail."""
+    blocked = [slot for slot, port in enumerate(PORTS, 1) if port < 45000]
+    first = {(src, 2): ports_seen(2, blocked, {}) for src in (0, 1, 3, 4)}
+    again = dict(first)
+    failed: dict[int, How] = dict.fromkeys((3, 9, 12), "timeout")
+    first[5, 2] = Seen(dst=2, failed=failed, passed=(18,))
+    again[5, 2] = Seen(dst=2, failed=dict.fromkeys((1, 3, 6, 9, 12, 18), "timeout"))
+    (cause,) = failures(judged(map(host, range(N)), first, again))
+    assert (cause.kind, cause.shape, cause.a) == ("ports", "host-in", (2,))
+
+
 def test_in_a_small_job_all_that_failed_is_tried_again() -> None:
     """An edge between two hosts with which most edges fail, as well."""
     seen = {edge: dead(edge[1]) for edge in edges_between(range(N), (0, 1))}

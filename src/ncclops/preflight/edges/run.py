@@ -132,8 +132,8 @@ class _Part:
         except Unmet as error:
             if facts.conflict and facts.place:
                 raise Unmet(
-                    f"another machine, {facts.conflict}, has this host's address"
-                    f" {facts.place.address}: {error}"
+                    f"{error} Another machine, {facts.conflict}, has this host's address"
+                    f" {facts.place.address}"
                 ) from None
             raise
         finally:
