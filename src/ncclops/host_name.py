@@ -14,6 +14,11 @@ def host_name() -> str:
     return clean(socket.gethostname())
 
 
+def with_port(host: str, port: int) -> str:
+    """``host:port``; an IPv6 address is in brackets, as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def clean(name: str) -> str:
     """A host's ``name`` as one line.
 

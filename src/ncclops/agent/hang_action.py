@@ -24,6 +24,7 @@ from ncclops.agent.job import Job
 from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
 from ncclops.health.hang import HangFinding, HangVerdict
+from ncclops.host_name import with_port
 from ncclops.record import progress
 from ncclops.record.event_values import HangEvidence
 from ncclops.record.events import HangEndedEvent, HangEvent
@@ -48,8 +49,8 @@ def before_any_group(verdict: HangVerdict, store: StoreAddress) -> HangVerdict:
 
     A rank that waits for a store that does not answer shows its address nowhere.
     """
-    where = f"[{store.host}]" if ":" in store.host else store.host
-    meet = f"no rank has a process group yet: they meet in the store at {where}:{store.port}"
+    where = with_port(store.host, store.port)
+    meet = f"no rank has a process group yet: they meet in the store at {where}"
     return replace(verdict, reason=f"{verdict.reason}; {meet}")
 
 

@@ -16,6 +16,7 @@ from ncclops.cluster import messages
 from ncclops.cluster.rendezvous_link import Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.steady_clock import SteadyDatetime
+from ncclops.host_name import with_port
 from ncclops.restart.store_server import load_tcp_store
 
 # Between two looks at which nodes are there. torch's rendezvous keeps that in one value that
@@ -75,9 +76,7 @@ class TorchBackend:
         self._link = link
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint=f"[{config.host}]:{config.port}"
-            if ":" in config.host
-            else f"{config.host}:{config.port}",
+            endpoint=with_port(config.host, config.port),
             run_id=config.job_id,
             min_nodes=config.active,
             max_nodes=config.most,

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Literal
 
 from ncclops.errors import UsageError
+from ncclops.host_name import with_port
 from ncclops.schedulers.node_options import NodeOptions
 from ncclops.whole_numbers import MOST_NODES, MOST_PORT, whole_number
 
@@ -81,7 +82,7 @@ class RendezvousConfig:
     @property
     def address(self) -> str:
         """``host:port``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:

@@ -39,7 +39,7 @@ from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import Software, find_software, installed_torch
-from ncclops.host_name import host_name
+from ncclops.host_name import host_name, with_port
 from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
 from ncclops.launch.request import LaunchRequest
@@ -247,9 +247,7 @@ def start(
         ) from error
     _greet(run, prepared, note)
     for control_listener in control_listeners:
-        host, port = control_listener.getsockname()[:2]
-        name = f"[{host}]" if ":" in host else host
-        note(f"status and metrics at http://{name}:{port}")
+        note(f"status and metrics at http://{with_port(*control_listener.getsockname()[:2])}")
     try:
         # Before the run is reported as begun: a caller may stop it from then on.
         control_listeners.append(listen_unix(run.path))

@@ -34,6 +34,7 @@ import msgspec
 
 from ncclops.errors import STORE_CALL, PreflightRefused
 from ncclops.host import interfaces
+from ncclops.host_name import with_port
 from ncclops.preflight.edges import machine, relay
 from ncclops.preflight.edges.model import (
     Again,
@@ -81,7 +82,7 @@ class Where:
     @property
     def address(self) -> str:
         """``host:port``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     def scoped(self, address: str) -> str:
         """``address`` with the interface that ``host`` names, as a link-local one needs."""
