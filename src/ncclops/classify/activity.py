@@ -195,6 +195,15 @@ class Marks(NamedTuple):
     last_is_bar: bool
 
 
+class _Region(NamedTuple):
+    """A part of a block that is read; ``lower`` is its text in lower case."""
+
+    block: bytes
+    start: int
+    stop: int
+    lower: bytes
+
+
 NO_MARKS = Marks((), -1, -1, False, False)
 
 
@@ -206,12 +215,12 @@ def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
     steps: list[int] = []
     drawn: dict[int, tuple[int, int]] = {}
     init, ended, begun = -1, -1, False
-    for start, stop in _regions(len(block), last_hit):
-        steps.extend(_steps(block, start, stop))
-        drawn.update(_bars(block, start, stop))
-        init = max(init, *_starts(_INIT, block, start, stop), -1)
-        ended = max(ended, *_starts(_END, block, start, stop), -1)
-        begun = begun or any(True for _ in _found(_BEGUN, block, start, stop))
+    for region in _regions(block, last_hit):
+        steps.extend(_steps(region))
+        drawn.update(_bars(region))
+        init = max(init, *_starts(_INIT, region), -1)
+        ended = max(ended, *_starts(_END, region), -1)
+        begun = begun or any(True for _ in _found(_BEGUN, region))
     moved = [offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total)]
     shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
     kept = _one_a_line(block, shown)
@@ -245,37 +254,38 @@ def _one_a_line(block: bytes, offsets: Iterable[int]) -> tuple[int, ...]:
 _compiled = cache(re.compile)
 
 
-def _found(signs: _Signs, block: bytes, start: int, stop: int) -> Iterator[re.Match[bytes]]:
-    text = block[start:stop].lower()
+def _found(signs: _Signs, region: _Region) -> Iterator[re.Match[bytes]]:
     for words, expression in signs:
-        if not words or any(word in text for word in words):
-            yield from _compiled(expression).finditer(block, start, stop)
+        if not words or any(word in region.lower for word in words):
+            yield from _compiled(expression).finditer(region.block, region.start, region.stop)
 
 
-def _starts(signs: _Signs, block: bytes, start: int, stop: int) -> Iterator[int]:
-    return (found.start() for found in _found(signs, block, start, stop))
+def _starts(signs: _Signs, region: _Region) -> Iterator[int]:
+    return (found.start() for found in _found(signs, region))
 
 
-def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
-    yield from _starts(_STEPS, block, start, stop)
-    for begin in _starts(_LOSS, block, start, stop):
-        if _LOSS_NAME.search(block[max(0, begin - 8) : begin]):
+def _steps(region: _Region) -> Iterator[int]:
+    yield from _starts(_STEPS, region)
+    for begin in _starts(_LOSS, region):
+        if _LOSS_NAME.search(region.block[max(0, begin - 8) : begin]):
             yield begin
 
 
-def _bars(block: bytes, start: int, stop: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _bars(region: _Region) -> Iterator[tuple[int, tuple[int, int]]]:
     """(offset, (position, total)) of each drawing of a bar of training."""
-    for found in _found(_BAR, block, start, stop):
+    block = region.block
+    for found in _found(_BAR, region):
         line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
         if not _compiled(_OTHER_BAR).search(block, line_start + 1, found.start()):
             yield found.start(), (int(found[1]), int(found[2]))
 
 
-def _regions(size: int, last_hit: int) -> list[tuple[int, int]]:
-    if size <= WHOLE_BLOCK:
-        return [(0, size)]
-    regions = [(0, _HEAD), (size - _TAIL, size)]
-    if last_hit >= 0:
-        regions.append((last_hit, min(size, last_hit + _AROUND_HIT)))
-        regions.append((max(0, last_hit - _AROUND_HIT), last_hit))
-    return regions
+def _regions(block: bytes, last_hit: int) -> Iterator[_Region]:
+    size = len(block)
+    spans = [(0, size)]
+    if size > WHOLE_BLOCK:
+        spans = [(0, _HEAD), (size - _TAIL, size)]
+        if last_hit >= 0:
+            spans.append((last_hit, min(size, last_hit + _AROUND_HIT)))
+            spans.append((max(0, last_hit - _AROUND_HIT), last_hit))
+    return (_Region(block, start, stop, block[start:stop].lower()) for start, stop in spans)

@@ -33,9 +33,8 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
-# What fails at every port, beside losses, is no chance where that is so unlikely. Of few losses
-# there is no telling how many: so large a share of all connections may be lost.
-_CHANCE, _LEAST_LOST = 0.001, 0.3
+# Of few losses there is no telling how many: so large a share of all connections may be lost.
+_LEAST_LOST = 0.3
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -198,8 +197,8 @@ class _Look:
         flaky = {edge for edge in flaky if not hubs & {*edge}}
         made += self._flaky(flaky) if flaky and not ending else []
         # Beside a cause of their hosts they may be of the same; else they are not passed over.
-        told = {host for each in made for host in (*each.a, *each.b)}
-        unsure = {edge for edge in found.unsure - answers if not told & {*edge}}
+        named = {host for each in made for host in (*each.a, *each.b)}
+        unsure = {edge for edge in found.unsure - answers if not named & {*edge}}
         return made + (self._flaky(unsure, why="unknown") if unsure else [])
 
     def _of_thin_hosts(self, lost: set[Edge]) -> set[Edge]:
@@ -238,7 +237,7 @@ class _Look:
         seen = self._found.seen.get(edge)
         if seen is None:
             return True
-        is_likely = edge not in self._found.dead or share ** len(seen.failed) > _CHANCE
+        is_likely = edge not in self._found.dead or share ** len(seen.failed) > states.CHANCE
         return is_likely and {*seen.failed.values()} <= {*states.LOST}
 
     def _within(self, claims: Sequence[Claim]) -> set[Edge]:

@@ -100,8 +100,8 @@ def _of_few_hosts(
     for host in few:
         own = {edge for edge in losing if host in edge}
         ends = {end for edge in own for end in edge}
-        told = {end for edge in own & sure for end in edge}
-        if 2 * len(ends & others) < len(others) or not _is_in_every_group(host, told, groups):
+        shown = {end for edge in own & sure for end in edge}
+        if 2 * len(ends & others) < len(others) or not _is_in_every_group(host, shown, groups):
             return []
         towards = [edge for edge in own if others.intersection(edge)]
         shape, places = next(

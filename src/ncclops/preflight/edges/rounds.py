@@ -171,8 +171,8 @@ class Rounds:
             return found.how is None and self._numbers.get(found.uid) == dst
 
         asked = list(dsts)
-        told = await asyncio.gather(*map(answers, asked))
-        return frozenset(dst for dst, is_there in zip(asked, told, strict=True) if is_there)
+        answered = await asyncio.gather(*map(answers, asked))
+        return frozenset(dst for dst, is_there in zip(asked, answered, strict=True) if is_there)
 
     # --- edges ----------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Rounds:
         return {slot: slot in found for slot in unsure}
 
     def _local_port(self, slot: int, number: int) -> int:
-        """By itself the kernel takes ports beside each other, which one rule may have."""
+        """By default the kernel takes ports beside each other, which one rule may have."""
         low, high = self._own.port_range
         return low + (slot * _STEP + number * _STEP**2) % max(1, high - low)
 

@@ -27,7 +27,7 @@ NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
 # What is less likely is no chance.
-_CHANCE = 0.001
+CHANCE = 0.001
 
 
 @dataclass
@@ -152,7 +152,7 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
         return False
     share = failed.total() / (failed.total() + passed.total())
     tries = (failed | passed).values()
-    return math.prod(share**count + (1 - share) ** count for count in tries) < _CHANCE
+    return math.prod(share**count + (1 - share) ** count for count in tries) < CHANCE
 
 
 def _doubt_once(states: States, again: Collection[Edge]) -> None:
