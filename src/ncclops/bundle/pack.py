@@ -17,7 +17,6 @@ from typing import IO, Any
 
 from ncclops._version import __version__
 from ncclops.errors import UsageError
-from ncclops.record import environment_record
 from ncclops.record.paths import (
     AGENT_LOG,
     EVENTS,
@@ -32,7 +31,8 @@ from ncclops.record.paths import (
 from ncclops.record.regular_file import open_regular
 from ncclops.record.runs import no_run
 from ncclops.record.tree import walk
-from ncclops.redaction.redactor import Redactor, marks_here, rules
+from ncclops.redaction.of_run import redactor_of
+from ncclops.redaction.redactor import Redactor, rules
 
 SCHEMA = "ncclops.bundle/1"
 MANIFEST = "bundle.json"
@@ -126,7 +126,7 @@ def pack(
 
 def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle:
     run = run.resolve()
-    redactor = Redactor((*marks_here(), *environment_record.marks_of_run(RunPaths(run))))
+    redactor = redactor_of(RunPaths(run))
     packed: list[Packed] = []
     left_out: list[LeftOut] = []
     # Never empty: a member's name would begin with "/".

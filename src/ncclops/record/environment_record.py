@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ncclops.errors import NcclopsError
 from ncclops.record.document_kind import DocumentKind
-from ncclops.record.paths import RunPaths, numbered
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,3 @@ class EnvSnapshot:
 ENVIRONMENT = DocumentKind(
     "ncclops.env-snapshot/1", EnvSnapshot, "write one with `ncclops env snapshot`"
 )
-
-
-def marks_of_run(paths: RunPaths) -> Iterator[tuple[int, int]]:
-    """The marks of the secrets in the environments of the run's ranks on this node."""
-    for rank in numbered(paths.ranks):
-        with suppress(NcclopsError, OSError):
-            snapshot = ENVIRONMENT.read(paths.rank(rank).environment)
-            yield from () if snapshot is None else snapshot.marks

@@ -136,9 +136,14 @@ class RunPaths:
         """Names the node that this directory belongs to."""
         return self.root / ".node"
 
+    @property
+    def nodes(self) -> Path:
+        """The directories of other nodes that were given the same one."""
+        return self.root / "nodes"
+
     def of_node(self, node: str) -> Path:
-        """The directory of another node that was given the same one."""
-        return self.root / "nodes" / node
+        """That of one of them."""
+        return self.nodes / node
 
     # --- control ------------------------------------------------------------------------------
 

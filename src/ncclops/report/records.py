@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ncclops.errors import UsageError
-from ncclops.record import environment_record, event_log, incident_record, receipt_records, runs
+from ncclops.record import event_log, incident_record, receipt_records, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.events import Event
 from ncclops.record.incident_record import IncidentRecord
@@ -21,7 +21,8 @@ from ncclops.record.receipt_records import StepRecord
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
-from ncclops.redaction.redactor import Redactor, marks_here
+from ncclops.redaction.of_run import redactor_of
+from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
 Record = dict[str, Any]
@@ -76,7 +77,7 @@ def read(path: Path) -> Records:
     paths = RunPaths(path)
     if not paths.holds_run():
         raise runs.no_run(path)
-    redactor = Redactor((*marks_here(), *environment_record.marks_of_run(paths)))
+    redactor = redactor_of(paths)
     events = [redactor.record(event) for event in event_log.read(paths.events)]
     return Records(
         path=path,

@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 
 from ncclops.errors import UsageError
-from ncclops.record import environment_record, event_log
+from ncclops.record import event_log
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.verdict_record import VERDICT
-from ncclops.redaction.redactor import Redactor, marks_here
+from ncclops.redaction.of_run import redactor_of
 from ncclops.traces.model import Trace, trace_of
 
 
 def read(path: Path) -> Trace:
     """The trace of the run in ``path``. Raises ``UsageError`` where its events show no time."""
     paths = RunPaths(path)
-    redactor = Redactor((*marks_here(), *environment_record.marks_of_run(paths)))
+    redactor = redactor_of(paths)
     trace = trace_of(
         [redactor.record(event) for event in event_log.read(paths.events)],
         redactor.document(_about(paths)),
