@@ -21,11 +21,15 @@ from ncclops.record.paths import (
     AGENT_LOG,
     EVENTS,
     FORK_SERVER_LOG,
+    INCIDENTS,
+    NODES,
     NODES_LOG,
     PREFLIGHT_FILE,
+    RANKS,
     RUN_FILE,
     STORE_LOG,
     VERDICT_FILE,
+    WHERE,
     RunPaths,
 )
 from ncclops.record.regular_file import open_regular
@@ -45,7 +49,7 @@ _TOP = frozenset(
     {RUN_FILE, EVENTS, VERDICT_FILE, PREFLIGHT_FILE}
     | {AGENT_LOG, STORE_LOG, NODES_LOG, FORK_SERVER_LOG}
 )
-_FOLDERS = frozenset({"ranks", "incidents", "nodes", "where"})
+_FOLDERS = frozenset({RANKS, INCIDENTS, NODES, WHERE})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})
 _TOO_DEEP = "JSON of too many levels"

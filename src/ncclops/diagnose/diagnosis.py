@@ -24,8 +24,6 @@ from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.durations import format_rounded
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.given_path import given_path
-from ncclops.host import process_identity
-from ncclops.host.process_identity import ProcessIdentity
 from ncclops.record import event_log, incident_record, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import GpuFault
@@ -43,6 +41,7 @@ from ncclops.record.story_record import Story, TriedStep
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.stacks.frame import Frame
 from ncclops.status.compare import WithoutStep, without_step
+from ncclops.status.run_list import is_under_way
 
 SCHEMA = "ncclops.diagnose/1"
 
@@ -204,7 +203,8 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
 def _state(run: Path, verdict: VerdictRecord | None, started: RunRecord | None) -> State:
     if verdict is not None:
         return "ended"
-    return "running" if _is_under_way(run, started) else "lost"
+    launcher = None if started is None else started.launcher
+    return "running" if is_under_way(run, launcher) else "lost"
 
 
 def _classification(
@@ -286,13 +286,6 @@ def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
     except (NcclopsError, OSError) as error:
         notes.append(f"the latest incident cannot be read: {error}")
         return None
-
-
-def _is_under_way(run: Path, started: RunRecord | None) -> bool:
-    live = runs.is_live(run)
-    if live is None and started is not None and started.launcher is not None:
-        live = process_identity.is_alive(ProcessIdentity.of(started.launcher))
-    return bool(live)
 
 
 def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:

@@ -17,11 +17,11 @@ from ncclops.errors import UsageError
 from ncclops.flight import rank_files
 from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
-from ncclops.record.paths import RunPaths
+from ncclops.record.paths import INCIDENTS, WHERE, RunPaths
 from ncclops.record.regular_file import open_regular
 from ncclops.record.tree import walk
 
-_SNAPSHOTS = ("incidents", "where")
+_SNAPSHOTS = (INCIDENTS, WHERE)
 _RANK_DIR = re.compile(r"^rank[_-]?(\d+)$")
 _RANK_IN_NAME = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")

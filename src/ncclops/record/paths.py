@@ -29,6 +29,7 @@ AGENT_LOG, STORE_LOG, NODES_LOG = "agent.log", "store.log", "nodes.log"
 FORK_SERVER_LOG = "fork-server.log"
 RECEIPT, ENVIRONMENT_FILE, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
 INCIDENT = "incident.json"
+RANKS, NODES, INCIDENTS, WHERE = "ranks", "nodes", "incidents", "where"
 NCCL_LOG = "nccl.log"
 
 
@@ -139,7 +140,7 @@ class RunPaths:
     @property
     def nodes(self) -> Path:
         """The directories of other nodes that were given the same one."""
-        return self.root / "nodes"
+        return self.root / NODES
 
     def of_node(self, node: str) -> Path:
         """That of one of them."""
@@ -177,7 +178,7 @@ class RunPaths:
 
     @property
     def ranks(self) -> Path:
-        return self.root / "ranks"
+        return self.root / RANKS
 
     def rank(self, rank: int) -> RankPaths:
         """The files of the rank that started as ``rank``."""
@@ -189,7 +190,7 @@ class RunPaths:
 
     @property
     def incidents(self) -> Path:
-        return self.root / "incidents"
+        return self.root / INCIDENTS
 
     def incident(self, number: int) -> Path:
         """The directory of one incident."""
@@ -197,7 +198,7 @@ class RunPaths:
 
     @property
     def where(self) -> Path:
-        return self.root / "where"
+        return self.root / WHERE
 
     def holds_run(self) -> bool:
         """Whether there is a record of a run, even one that has not begun."""

@@ -243,10 +243,7 @@ def _cause(verdict: _Verdict) -> str:
 def _without_verdict(path: Path, run: _Run) -> tuple[State, float | None]:
     """Whether it runs, and for how long it has done so, or did."""
     began = run.started
-    live = runs.is_live(path)
-    if live is None and run.launcher is not None:
-        live = process_identity.is_alive(ProcessIdentity.of(run.launcher))
-    if live:
+    if is_under_way(path, run.launcher):
         return "running", None if began is None else max(0.0, time.time() - began)
     try:
         last = RunPaths(path).events.stat().st_mtime
@@ -254,6 +251,14 @@ def _without_verdict(path: Path, run: _Run) -> tuple[State, float | None]:
         last = None
     seconds = None if began is None or last is None else max(0.0, last - began)
     return ("lost" if _was_here(run.launcher) else "unknown"), seconds
+
+
+def is_under_way(run_dir: Path, launcher: Any | None) -> bool:
+    """Whether the run has an agent on this machine: ``launcher`` of ``run.json``, if known."""
+    live = runs.is_live(run_dir)
+    if live is None and launcher is not None:
+        live = process_identity.is_alive(ProcessIdentity.of(launcher))
+    return bool(live)
 
 
 def _was_here(launcher: _Launcher | None) -> bool:
