@@ -396,7 +396,13 @@ Root Cause (first observed failure):
 
 @pytest.mark.parametrize(
     ("code", "class_"),
-    [(-9, "host-oom"), (-7, "host-oom"), (-11, "process-crash"), (1, "peer-exit")],
+    [
+        (-9, "host-oom"),
+        (-7, "host-oom"),
+        (-11, "process-crash"),
+        (1, "peer-exit"),
+        (-6, "process-crash"),  # nothing but aborts: no rank that another one waited for
+    ],
 )
 def test_a_summary_of_torchelastic_alone(code: int, class_: str) -> None:
     verdict = classify_bytes(ELASTIC.format(code=code).encode(), LOADED).verdict

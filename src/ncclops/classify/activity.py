@@ -148,7 +148,15 @@ _BEGUN: _Signs = (
         rb"(?:GPU KV cache size|Available KV cache memory): \d|KV Cache is allocated\. #tokens",
     ),
     ((b"load engine takes: ",), rb"Load engine takes: \d"),
-    ((b"[tensorrt-llm]",), rb"\[TensorRT-LLM\]\[INFO\] MPI size: \d"),
+    (
+        (b"[tensorrt-llm][info] ",),
+        rb"\[TensorRT-LLM\]\[INFO\] (?:MPI size: \d|Engine version \d|Initialized MPI"
+        rb"|Rank \d{1,6} is using GPU|Loaded engine size: \d)",
+    ),
+    ((b"] [trt-llm] [i] ",), rb"\] \[TRT-LLM\] \[I\] (?:Set \w{1,60} to|Rank \d{1,6} uses) "),
+    ((b"waiting for shard to be ready",), rb"Waiting for shard to be ready\.\.\."),
+    # Triton's server takes its models in.
+    ((b"model_lifecycle.cc:",), rb"\bmodel_lifecycle\.cc:\d{1,5}\] \"?(?:successfully )?load"),
     # The head of nccl-tests and rccl-tests, before their first row.
     ((b"# collective test starting",), rb"# Collective test starting"),
     ((b"# nthread ",), rb"# nThread \d+ nGpus \d+ minBytes"),
