@@ -12,8 +12,8 @@ import json
 import logging
 import re
 import signal
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,14 @@ _TEXTS = (
 )  # fmt: skip
 _KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang", "compares"})
 ANY_FAILURE = "nonzero"
+_IDS = ("requires", "requires_all", "absent", "outranks", "explains_line", "echo_of")
+_KEPT_AS: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(_LISTS, tuple),
+    **dict.fromkeys(_IDS, frozenset),
+    "exits": lambda codes: frozenset(map(str, codes)),
+}
 # The name of a part in a pattern; what a pattern repeats has numbers in its braces.
-_PART = re.compile(r"(?<!\\)\{([A-Za-z][\w-]*)\}")
+_PART = r"(?<!\\)\{([A-Za-z][\w-]*)\}"
 # A shorter literal brings half of any log to the pattern stage.
 _SHORTEST_LITERAL = 4
 _KIND = "signatures"
@@ -217,7 +223,7 @@ def _of_directory(directory: Path, problems: list[str]) -> Iterator[Signature]:
         except ValueError as error:
             problems.append(f"{file} is not valid TOML: {error}")
         else:
-            yield from (replace(signature, origin=str(file)) for signature in signatures)
+            yield from (signature._replace(origin=str(file)) for signature in signatures)
 
 
 def parse_signatures(text: str, where: str) -> list[Signature]:
@@ -264,39 +270,17 @@ def _whole(entry: dict[str, Any], parts: dict[str, str]) -> dict[str, Any]:
 
 
 def _signature_of(entry: dict[str, Any]) -> Signature:
-    role, certainty = entry["role"], entry.get("certainty", "likely")
-    lists = {key: tuple(entry.get(key, ())) for key in _LISTS}
-    retry = entry.get("retry", "none")
-    return Signature(
-        id=entry["id"],
-        class_=entry["class"],
-        role=role,
-        literals=lists["literals"],
-        pattern=entry.get("pattern", ""),
-        unless=entry.get("unless", ""),
-        certainty=certainty,
-        tier=entry.get("tier", Signature.default_tier(role, certainty)),
-        phase=entry.get("phase"),
-        requires=frozenset(lists["requires"]),
-        requires_all=frozenset(lists["requires_all"]),
-        absent=frozenset(lists["absent"]),
-        outranks=frozenset(lists["outranks"]),
-        echo_of=frozenset(lists["echo_of"]),
-        cleared_by=entry.get("cleared_by", ""),
-        teardown=entry.get("teardown", False),
-        retry=retry,
-        retry_after_progress=entry.get("retry_after_progress", retry),
-        summary=entry["summary"],
-        remedy=lists["remedy"],
-        references=lists["references"],
-        examples=lists["examples"],
-        near_misses=lists["near_misses"],
-        exits=frozenset(map(str, entry.get("exits", ()))),
-        hang=entry.get("hang", False),
-        condition=entry.get("condition", ""),
-        compares=entry.get("compares", False),
-        explains_line=frozenset(lists["explains_line"]),
-    )
+    # At each start for every shipped signature: only what an entry says is turned over.
+    given: dict[str, Any] = {
+        key: _KEPT_AS[key](value) if key in _KEPT_AS else value for key, value in entry.items()
+    }
+    given["class_"] = given.pop("class")
+    if "tier" not in given:
+        certainty = given.get("certainty") or Signature._field_defaults["certainty"]
+        given["tier"] = Signature.default_tier(given["role"], certainty)
+    if "retry" in given:
+        given.setdefault("retry_after_progress", given["retry"])
+    return Signature(**given)
 
 
 def _problems(entry: dict[str, Any]) -> Iterator[str]:
@@ -376,7 +360,7 @@ def _problems_of_patterns(entry: dict[str, Any]) -> Iterator[str]:
             re.compile(entry.get(key, ""))
         except (re.error, RecursionError, OverflowError) as error:
             yield f"{key} is not a regular expression: {error}"
-        if unknown := _PART.search(entry.get(key, "")):
+        if unknown := re.search(_PART, entry.get(key, "")):
             yield f"{key} has {unknown[0]}, and [part] has no {unknown[1]!r}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,28 +41,27 @@ _BELOW = rb"(?:[ \t]*|\\n\"[^\n]*)\r?\n"
 _LAST_ERROR = re.compile(LAST_ERROR.encode() + _BELOW + rb"$")
 _NEXT_LINE = re.compile(_BELOW + rb"(?=[^\r\n])")
 LAST_ERROR_REACH = 160
+# What most logs have none of is compiled when it is met: a start waits for that.
+_compiled = cache(re.compile)
 # What collectors of logs write of a line: a JSON object, or with the entities of a web page.
-# (Most logs have neither: such patterns are compiled when one is met.)
 _JSON_MESSAGE = r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
 _ENTITIES = {"&gt;": ">", "&lt;": "<", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&"}
 # XLA has NCCL's last words on the same line, as has what joins the lines of an exception.
-_QUOTED_LAST_ERROR = re.compile(
+_QUOTED_LAST_ERROR = (
     r"Last NCCL warning\(error\) log entry[^']*'([^']+)'"
     r"|\bnccl[A-Z]\w+: [^\n]*?\bLast error: ?(?:\\n)?(\S[^\n]*)"
 )
-_IGNORED_EXCEPTION = re.compile(
+_IGNORED_EXCEPTION = (
     rb"Exception ignored [^\n]*\n"
     rb"[^\n]*Traceback \(most recent call last\):\r?\n"
     rb"(?:(?:\[[^\]\n]{1,40}\]:? ?|\d{1,5}: )?  [^\n]*\n)*\Z"  # frames, after a rank's prefix
 )
 # A rank that begins to write where the line of another process has not ended.
-_NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
+_NEXT_WRITER = r"(?<=\S)(?=\[rank\d+\]:)"
 # NCCL before 2.4 wrote its levels without its name.
-_OLD_NCCL = re.compile(
-    r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
-)
+_OLD_NCCL = r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
 # Later NCCL and RCCL have two levels more: what failed, which was a warning, and a notice.
-_NEW_NCCL = re.compile(r"(\[\d+\] |\.\w+:\d+ (?:\([^()\n]{1,80}\) )?)NCCL (ERROR|ATTN) ")
+_NEW_NCCL = r"(\[\d+\] |\.\w+:\d+ (?:\([^()\n]{1,80}\) )?)NCCL (ERROR|ATTN) "
 _OLD_LEVELS = {"ERROR": "WARN", "ATTN": "INFO"}
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
@@ -146,7 +146,7 @@ def writers(text: str) -> list[str]:
     """What each process has written of a line on which several have."""
     prefix = _PREFIX.match(text)
     first = prefix.end() if prefix is not None else 0
-    cuts = [found.start() for found in _NEXT_WRITER.finditer(text, first + 1)]
+    cuts = [found.start() for found in _compiled(_NEXT_WRITER).finditer(text, first + 1)]
     return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
 
@@ -157,7 +157,9 @@ def readings(text: str, before: bytes) -> list[str]:
     the ``NCCL WARN`` that it was printed with.
     """
     if " NCCL " in text:
-        text = _NEW_NCCL.sub(lambda level: f"{level[1]}NCCL {_OLD_LEVELS[level[2]]} ", text)
+        text = _compiled(_NEW_NCCL).sub(
+            lambda level: f"{level[1]}NCCL {_OLD_LEVELS[level[2]]} ", text
+        )
     found = [text]
     if (collected := _as_collected(text)) is not None:
         found.append(collected)
@@ -168,11 +170,15 @@ def readings(text: str, before: bytes) -> list[str]:
         found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
         found.extend(_as_warnings(found[-1]))
-    elif "Last " in text and (quoted := _QUOTED_LAST_ERROR.search(text)) is not None:
+    elif "Last " in text and (quoted := _compiled(_QUOTED_LAST_ERROR).search(text)) is not None:
         found.extend(_as_warnings(quoted[1] or quoted[2]))
-    elif (old := _OLD_NCCL.search(found[-1])) is not None:
+    elif _has_level(text) and (old := _compiled(_OLD_NCCL).search(found[-1])) is not None:
         found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
+
+
+def _has_level(text: str) -> bool:
+    return "WARN " in text or "INFO " in text
 
 
 def _as_warnings(last_error: str) -> tuple[str, str]:
@@ -182,7 +188,7 @@ def _as_warnings(last_error: str) -> tuple[str, str]:
 
 def _as_collected(text: str) -> str | None:
     """What a collector of logs was given, where it wrote JSON or entities; None: it did not."""
-    if text.startswith("{") and (message := re.search(_JSON_MESSAGE, text)) is not None:
+    if text.startswith("{") and (message := _compiled(_JSON_MESSAGE).search(text)) is not None:
         try:
             return str(json.loads(message[1])).rstrip("\n")
         except ValueError:
@@ -208,10 +214,12 @@ def holds_firm(matched: Iterable[Match]) -> bool:
     )
 
 
-def strongest_on_line(matched: list[Match]) -> list[Match]:
-    """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
+def strongest_on_line(matched: list[Match], firm: bool) -> list[Match]:
+    """Without what another match explains away: outranked ones, and weak ones beside firm ones.
+
+    ``firm``: what ``holds_firm`` says of them.
+    """
     found = [match.signature for match in matched if not _conditional(match.signature)]
-    firm = holds_firm(matched)
 
     def survives(signature: Signature) -> bool:
         if any(other.explains_on_line(signature) for other in found if other is not signature):
@@ -227,7 +235,7 @@ def is_of_ignored_exception(before: bytes) -> bool:
     Python prints those of destructors, callbacks at exit and the like, and goes on.
     """
     begin = before.rfind(b"Exception ignored ")
-    return begin >= 0 and _IGNORED_EXCEPTION.match(before, begin) is not None
+    return begin >= 0 and _compiled(_IGNORED_EXCEPTION).match(before, begin) is not None
 
 
 def excerpt(text: str, start: int) -> str:

@@ -64,8 +64,7 @@ CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.9, "weak": 0.75}
 _TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(NamedTuple):
     """One way in which one piece of software words one condition.
 
     ``literals``: byte-exact fragments, any of which brings the line to ``pattern``.
@@ -90,30 +89,30 @@ class Signature:
     class_: str
     role: str
     literals: tuple[str, ...]
-    pattern: str
-    unless: str
-    certainty: str
-    tier: int
-    phase: str | None
-    requires: frozenset[str]
-    absent: frozenset[str]
-    outranks: frozenset[str]
-    cleared_by: str
-    teardown: bool
-    retry: str
-    retry_after_progress: str
     summary: str
-    remedy: tuple[str, ...]
-    references: tuple[str, ...]
     examples: tuple[str, ...]
     near_misses: tuple[str, ...]
+    tier: int
+    certainty: str = "likely"
+    pattern: str = ""
+    unless: str = ""
+    phase: str | None = None
+    requires: frozenset[str] = frozenset()
+    requires_all: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    outranks: frozenset[str] = frozenset()
+    explains_line: frozenset[str] = frozenset()
     echo_of: frozenset[str] = frozenset()
+    cleared_by: str = ""
+    teardown: bool = False
+    retry: str = "none"
+    retry_after_progress: str = "none"
+    remedy: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
     exits: frozenset[str] = frozenset()
     hang: bool = False
-    requires_all: frozenset[str] = frozenset()
-    condition: str = ""
     compares: bool = False
-    explains_line: frozenset[str] = frozenset()
+    condition: str = ""
     origin: str = "shipped"
 
     @staticmethod

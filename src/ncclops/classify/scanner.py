@@ -324,10 +324,12 @@ class Scanner:
         candidates = {number for literal in literals for number in by_literal[literal]}
         weak = candidates & signatures.dropped_beside_firm
         matched = {number: self._found(number, texts) for number in candidates - weak}
-        if not holds_firm(filter(None, matched.values())):
+        # Those left out until then are weak and outrank weak ones only: no line is firm by them.
+        firm = holds_firm(filter(None, matched.values()))
+        if not firm:
             matched |= {number: self._found(number, texts) for number in weak}
         in_order = (matched[number] for number in sorted(matched))
-        return strongest_on_line([match for match in in_order if match is not None])
+        return strongest_on_line([match for match in in_order if match is not None], firm)
 
     def _found(self, number: int, texts: list[str]) -> Match | None:
         compiled = self._signatures.compiled[number]
@@ -341,7 +343,8 @@ class Scanner:
         self._is_empty = False
         now = self._clock() if self._clock else None
         fact = Line(text, 1, rank, stamps.stamp_of(now) if now else None, steps_before=0)
-        for match in strongest_on_line([Match(each, 0, None) for each in signatures]):
+        matched = [Match(each, 0, None) for each in signatures]
+        for match in strongest_on_line(matched, holds_firm(matched)):
             self._keep(self._source(rank, name), match, fact)
 
     def _learn(self, source: _Source, signature: Signature, text: str) -> None:
