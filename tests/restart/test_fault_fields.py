@@ -16,7 +16,14 @@ from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Causes, ExceededTimeout, Fault, FaultKind
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import describe
-from ncclops.restart.raised import Raised, append_to_chain, chain_of, summarise
+from ncclops.restart.raised import (
+    Raised,
+    append_to_chain,
+    chain_of,
+    described,
+    summarise,
+    text_of,
+)
 from ncclops.restart.state import State
 
 
@@ -173,3 +180,32 @@ def test_an_exceeded_timeout_is_a_value() -> None:
     timeout = ExceededTimeout("hard", 90.0, 91.2, "python")
     fault = Fault(FaultKind.DIED, 1, 1, 0, 0.0, "rank 1: ended", detail="ended", timeout=timeout)
     assert Fault.from_json(fault.to_json()) == fault
+
+
+@pytest.mark.parametrize("where", ["message", "note", "cause"])
+def test_of_a_long_message_the_beginning_and_the_end_are_read(where: str) -> None:
+    """A rank that reads 300 MB of one, line by line, holds up all others for minutes."""
+    long = "the first words\n" + "x y\n" * 1_000_000 + "the last words"
+    error: BaseException = ValueError("short")
+    if where == "message":
+        error = ValueError(long)
+    elif where == "note":
+        error.add_note(long)
+    else:
+        error.__cause__ = RuntimeError(long)
+    text = "".join(described(error).format())
+    assert "the first words" in text
+    assert "the last words" in text
+    assert len(text) < 100_000
+    assert len(text_of(error)) < 100_000
+
+
+def test_a_short_message_is_shown_as_python_shows_it() -> None:
+    try:
+        try:
+            raise KeyError("a")
+        except KeyError as error:
+            raise ExceptionGroup("b", [ValueError("c\nd"), TypeError("e")]) from error
+    except ExceptionGroup as error:
+        error.add_note("f")
+        assert list(described(error).format()) == traceback.format_exception(error)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclops.record.error_file import read_error
+from ncclops.worker import script
+
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 60
@@ -207,6 +210,22 @@ def test_an_exception_is_described_in_the_error_file_once(tmp_path: Path) -> Non
     error_file.write_text("theirs")
     run(["-m", "ncclops.worker"], ["script.py"], tmp_path, **environ)
     assert error_file.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("raised", ["KeyError", "SystemExit"])
+def test_of_an_exception_with_a_long_message_as_much_is_recorded_as_is_read(
+    raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the script's is set around it
+    code = f"boo {'x y ' * 1_000_000} the end"
+    with pytest.raises((KeyError, SystemExit)), script._described():
+        raise KeyError(code) if raised == "KeyError" else SystemExit(code)
+    recorded = read_error(tmp_path / "error.json")
+    assert recorded is not None
+    assert "boo x y" in recorded.message
+    assert "the end" in recorded.message
+    assert recorded.is_system_exit is (raised == "SystemExit")
 
 
 def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
+from ncclops.restart.raised import described
 from ncclops.stacks.parsing import MAIN_THREAD
 
 # Deeper stacks are recursions; more threads than that are a pool's.
@@ -54,7 +55,9 @@ def render_own(
     if left_by is None and main in current:
         left_by = _leaving_by(current[main])
     if left_by is not None and left_by.__traceback__ is not None and main in order:
-        said = " ".join("".join(traceback.format_exception_only(left_by)).split())[:_SUMMARY_CHARS]
+        said = " ".join("".join(described(left_by).format_exception_only()).split())[
+            :_SUMMARY_CHARS
+        ]
         rendered[0] = _render_traceback(main or 0, left_by, said)
         return OwnStacks("\n".join(rendered), said)
     return OwnStacks("\n".join(rendered))

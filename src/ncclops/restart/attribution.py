@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import json
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from ncclops.restart.exception import (
 from ncclops.restart.raised import (
     Raised,
     append_to_chain,
+    described,
     is_due_to_peer,
     summarise,
     tells_of_lost_peer,
@@ -225,7 +225,7 @@ class Fault:
         secondary: bool = False,
     ) -> Fault:
         """The fault that ``error`` on this rank is."""
-        text = "".join(traceback.format_exception(error))
+        text = "".join(described(error).format())
         return cls(
             kind=kind,
             initial_rank=initial_rank,

@@ -7,6 +7,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from ncclops.restart.exception import RankShouldRestart
 
@@ -17,6 +18,10 @@ _PEER_IS_GONE = re.compile(
     r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout",
     re.IGNORECASE,
 )
+
+# Of a message, its beginning and its end are read, so many characters of each. Some have hundreds
+# of megabytes, a tensor or a response in words, and a rank that reads them holds up all others.
+_END_CHARS = 16_000
 
 # What torch raises for an exception in a data loader's worker, in a thread or in a process of
 # torch.multiprocessing.spawn: the whole traceback of the original is the message. The original
@@ -53,7 +58,7 @@ class Raised:
     @classmethod
     def of(cls, error: BaseException) -> Raised:
         """``error`` as a value."""
-        if brought := _brought(text := _text_of(error)):
+        if brought := _brought(text := text_of(error)):
             return _raised_elsewhere(text, brought[0])
         bases = tuple(base.__name__ for base in type(error).__mro__[1:] if base is not object)
         frames = traceback.extract_tb(error.__traceback__, limit=-1)
@@ -86,7 +91,7 @@ def summarise(error: BaseException) -> str:
     kind = type(error)
     name, module = kind.__qualname__, kind.__module__
     name = name if module in ("builtins", "__main__") else f"{module}.{name}"  # as in a traceback
-    text = _text_of(error)
+    text = text_of(error)
     text = f"{name}: {text}" if text else name
     if brought := _brought(text):
         original, where = brought
@@ -108,17 +113,46 @@ def _brought(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _text_of(error: BaseException) -> str:
-    """``str(error)``, also of a class whose ``__str__`` fails.
+def text_of(error: BaseException) -> str:
+    """``str(error)`` and its notes, also of a class whose ``__str__`` fails; of a long one the
+    beginning and the end.
 
     ``traceback.format_exception_only`` would read the tracebacks of the whole chain for each link.
     """
     try:
-        text = str(error)
+        text = shortened(str(error))
         notes = getattr(error, "__notes__", None)
-        return "\n".join([text, *map(str, notes)]) if isinstance(notes, list) else text
+        return "\n".join([text, *_shortened_notes(notes)]) if isinstance(notes, list) else text
     except Exception:  # noqa: BLE001 - the class is a user's
         return "<its __str__ fails>"
+
+
+def described(error: BaseException) -> traceback.TracebackException:
+    """``error`` as Python shows it, whose ``format`` takes no longer where messages are long."""
+    whole = traceback.TracebackException.from_exception(error)
+    waiting: list[Any] = [whole]
+    while waiting:
+        link = waiting.pop()
+        # Not public: where a Python has it differently, the message stays whole.
+        if isinstance(text := getattr(link, "_str", None), str):
+            link._str = shortened(text)
+        if isinstance(link.__notes__, list):
+            link.__notes__ = _shortened_notes(link.__notes__)
+        behind = [link.__cause__, link.__context__, *(link.exceptions or ())]
+        waiting += [each for each in behind if each is not None]
+    return whole
+
+
+def shortened(text: str) -> str:
+    """``text``, of a long one the beginning and the end."""
+    left_out = len(text) - 2 * _END_CHARS
+    if left_out <= 0:
+        return text
+    return f"{text[:_END_CHARS]}\n[{left_out:,} characters left out]\n{text[-_END_CHARS:]}"
+
+
+def _shortened_notes(notes: list[Any]) -> list[str]:
+    return [shortened(str(note)) for note in notes]
 
 
 def tells_of_lost_peer(text: str) -> bool:

@@ -6,7 +6,6 @@ NCCL prints the warning that explains an error, and of the error's own text it i
 from __future__ import annotations
 
 import os
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ncclops.classify import in_place
 from ncclops.record.paths import RunPaths
 from ncclops.record.regular_file import open_regular
 from ncclops.record.variables import RUN_DIR
+from ncclops.restart.raised import described
 
 _MOST_BYTES = 8000
 
@@ -35,7 +35,7 @@ class Printed:
 
     def explain(self, error: Exception | SystemExit) -> None:
         """Add the printed line to ``error`` that shows that it is final, if only that shows it."""
-        text = "".join(traceback.format_exception(error))
+        text = "".join(described(error).format())
         found = in_place.judge(text)
         if found.is_final or (found.is_script_s and isinstance(error, Exception)):
             return  # a script that ends itself may have printed why

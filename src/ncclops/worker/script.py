@@ -23,6 +23,7 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import ScriptExitEvent
+from ncclops.restart.raised import described, shortened
 from ncclops.worker.process_state import current_directory
 
 # What the interpreter was started with; kept, because dropping a module clears its globals.
@@ -181,9 +182,9 @@ def _described() -> Iterator[None]:
         if os.getpid() != worker:
             pass  # a child that the script has forked, and which may fail alone
         elif isinstance(error, Exception):
-            _record(traceback.format_exception_only(error)[-1].strip())
+            _record(list(described(error).format_exception_only())[-1].strip(), error)
         elif isinstance(error, SystemExit) and isinstance(error.code, str):
-            _record(error.code)
+            _record(shortened(error.code), error)
         elif isinstance(error, SystemExit) and error.code in (None, 0):
             _report_exit(error.__traceback__)
         sys.excepthook = without_our_frames(sys.excepthook)
@@ -263,17 +264,17 @@ def _report_exit(trace: TracebackType | None) -> None:
         )
 
 
-def _record(message: str) -> None:
-    """Describe the exception under way in torchelastic's error file, unless ``@record`` has."""
+def _record(message: str, error: BaseException) -> None:
+    """Describe ``error`` in torchelastic's error file, unless ``@record`` has."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not target or Path(target).exists():
         return
     details = {
-        "py_callstack": traceback.format_exc(),
+        "py_callstack": "".join(described(error).format()),
         "timestamp": str(int(time.time())),
     }
-    described = {"message": message, "extraInfo": details}
+    content = {"message": message, "extraInfo": details}
     try:
-        Path(target).write_text(json.dumps({"message": described}))
+        Path(target).write_text(json.dumps({"message": content}))
     except OSError:
         return  # the traceback on stderr says the same
