@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 import torch.distributed as dist
@@ -46,6 +48,23 @@ class Finder:
 NEEDS_MORE = """
         if name.endswith(".c10d_rendezvous_backend") and not hasattr(sys.modules["torch"], "optim"):
             raise ImportError("this torch needs more")
+"""
+
+IMPORTS_FOR_EVER = """
+import sys, threading
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            print("imports torch", flush=True)
+            threading.Event().wait()
+sys.meta_path.insert(0, Finder)
+"""
+AGENT = """
+import subprocess, sys
+command = [sys.executable, "-P", "-m", "ncclops.cluster.rendezvous_process", *sys.argv[1:]]
+process = subprocess.Popen(command, pass_fds=[int(sys.argv[1])])
+print(process.pid, flush=True)
+process.wait()
 """
 
 
@@ -283,6 +302,55 @@ def test_a_rendezvous_process_that_something_has_stopped_goes_on(
         assert peers.process.returncode == 0
 
     asyncio.run(asyncio.wait_for(stop_it(), LIMIT.total_seconds()))
+
+
+def test_a_node_that_is_stopped_while_it_waits_for_others_leaves_the_rendezvous(
+    starts_processes: None, server: dist.TCPStore, tmp_path: Path
+) -> None:
+    """torch waits in the thread that would: the process was killed after 5 s, as if lost."""
+
+    async def stop_it() -> None:
+        received: asyncio.Queue[messages.Message] = asyncio.Queue()
+        alone = replace(config(server, tmp_path, 0), beat_s=1)
+        peers = Peers(alone, tmp_path / "nodes.log", received.put_nowait)
+        peers.meet(0, facts(0))
+        assert await received.get() == messages.Connected()
+        assert await received.get() == messages.Waiting(["n0"], begun=False, first=ANY)
+        await peers.leave(over=True)
+        assert peers.process.returncode == 0
+        assert server.add("ncclops/job/waiting", 0) == 0
+
+    asyncio.run(asyncio.wait_for(stop_it(), LIMIT.total_seconds()))
+
+
+def test_a_rendezvous_process_ends_with_its_agent_while_it_imports_torch(
+    starts_processes: None, server: dist.TCPStore, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPORTS_FOR_EVER)
+    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", AGENT, str(theirs.fileno())),
+                config(server, tmp_path, 0).to_json(),
+            ],
+            env=clean_environ({"PYTHONPATH": path}),
+            stdout=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            number = int(output.readline())
+            pidfd = os.pidfd_open(number)
+            try:
+                assert output.readline() == b"imports torch\n"
+                process.kill()
+                process.wait()
+                assert select.select([pidfd], [], [], LIMIT.total_seconds())[0], "it is still there"
+            finally:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
 
 
 def test_a_rendezvous_process_whose_agent_has_ended_connects_to_no_later_store(

@@ -34,6 +34,7 @@ class Peers:
         self._deliver = deliver
         self._rest = b""
         self._leaving = False
+        self._heard = False
         self._socket, theirs = socket.socketpair()
         environ = {
             **os.environ,
@@ -71,6 +72,8 @@ class Peers:
     async def leave(self, *, over: bool) -> None:
         """End the process gracefully; with ``over`` no node may join the job any more."""
         self._leaving = True
+        if not self._heard:  # it imports torch, or connects: no other node knows of this one
+            self.process.kill()
         self._send(messages.Leave(over))
         with suppress(TimeoutError):  # the kernel does not let it go
             await in_thread(self._wait_for_end, 2 * _LEAVES_WITHIN_S)
@@ -102,6 +105,7 @@ class Peers:
             if not self._leaving:
                 asyncio.get_running_loop().call_soon(self._deliver, messages.ProcessEnded())
             return
+        self._heard = True
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:  # each by itself: an error in one must not lose those behind it
             asyncio.get_running_loop().call_soon(self._deliver, messages.decode(line))

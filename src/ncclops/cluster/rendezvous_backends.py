@@ -92,6 +92,7 @@ class TorchBackend:
         backend, store = create_backend(parameters)
         self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
         self._store = link.connect()  # now: once the store is gone, it would be tried for long
+        self._is_waiting = False
         self._seen: list[str] = []  # who was here when a node last came or went
 
     def meet(self, attempt: int) -> RoundMember:  # noqa: ARG002 - torch counts the rounds itself
@@ -180,14 +181,17 @@ class TorchBackend:
     def _waiting(self) -> Iterator[None]:
         """Counted in the store among the nodes that wait for a round, or for the job's end."""
         self._store.add(self._waiting_key, 1)
+        self._is_waiting = True
         try:
             yield
         finally:
+            self._is_waiting = False
             with suppress(RuntimeError):  # the store has gone
                 self._store.add(self._waiting_key, -1)
 
     def leave(self) -> None:
-        """Take this node off torch's list, so that the next round of the others begins at once.
+        """Take this node off torch's list, so that the next round of the others begins at once, and
+        none begins with it. In any thread, also while another one waits in ``meet``.
 
         Not public in torch: without it they wait until its heartbeats are missed.
         """
@@ -198,6 +202,8 @@ class TorchBackend:
             handler._stop_heartbeats()
             deadline = handler._get_deadline(_LEAVES_WITHIN)
             handler._op_executor.run(torchs._RendezvousExitOp(), deadline)
+            if self._is_waiting:
+                self._store.add(self._waiting_key, -1)
 
     def _report_who_is_here(self, met: threading.Event) -> None:
         reported: tuple[list[str], bool] | None = None

@@ -30,9 +30,12 @@ from ncclops.cluster.rendezvous_backends import StaticBackend, TorchBackend, loa
 from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.store_values import JobClaim, NodeFacts
+from ncclops.host import prctl
 
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
+# A command to leave that is not begun with by then has found this process waiting for nodes.
+_BEGINS_TO_LEAVE_WITHIN_S = 0.2
 # How long recording that the agent has ended may take, before this process ends anyway.
 _RECORD_END_WITHIN_S = 6.0
 
@@ -45,6 +48,8 @@ class RendezvousProcess:
         self._link = Link(config, agent)
         self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
         self._round: RoundMember | None = None
+        self._backend: StaticBackend | TorchBackend | None = None  # once connected
+        self._leaving = threading.Event()
 
     def follow_agent(self) -> None:
         """Read its commands from now on, and end with it.
@@ -62,6 +67,7 @@ class RendezvousProcess:
 
     def run(self) -> None:
         """Serve the agent until it leaves or ends; does not return in the latter case."""
+        assert self._backend is not None
         while True:
             match self._commands.get():
                 case messages.Meet(attempt, facts):
@@ -70,6 +76,7 @@ class RendezvousProcess:
                     if self._round is not None:
                         self._post(self._round, record)
                 case messages.Leave(over):
+                    self._leaving.set()
                     if self._round is not None:
                         self._round.over.set()
                     if over:
@@ -124,6 +131,7 @@ class RendezvousProcess:
     # --- commands -------------------------------------------------------------------------------
 
     def _meet(self, attempt: int, facts: NodeFacts) -> None:
+        assert self._backend is not None
         if self._round is not None:
             self._round.over.set()
         try:
@@ -150,8 +158,24 @@ class RendezvousProcess:
     def _read_commands(self) -> None:
         with self._agent.makefile("rb") as lines:
             for line in lines:
-                self._commands.put(messages.decode_command(line))
+                command = messages.decode_command(line)
+                self._commands.put(command)
+                if isinstance(command, messages.Leave):
+                    self._leave_if_held_up()
         self._record_end()
+
+    def _leave_if_held_up(self) -> None:
+        """End this process where it waits for other nodes, which may take as long as they like.
+
+        The job is not closed to them: they may train already, and this node be a spare.
+        """
+        if self._leaving.wait(_BEGINS_TO_LEAVE_WITHIN_S):
+            return
+        try:
+            if self._backend is not None:
+                self._backend.leave()
+        finally:
+            os._exit(0)
 
     def _record_end(self) -> None:
         threading.Timer(_RECORD_END_WITHIN_S, os._exit, (1,)).start()
@@ -169,6 +193,11 @@ def main(arguments: list[str]) -> None:
     # keep it from recording that for the other nodes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    agent = socket.socket(fileno=fd)
+    # Until it follows the agent over the socket. The import of torch takes seconds.
+    prctl.signal_at_parent_s_end(signal.SIGKILL)
+    if _has_ended(agent):
+        return
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")  # nodes.log
     if config.backend != "static" and len(arguments) == 2:
         try:
@@ -177,10 +206,10 @@ def main(arguments: list[str]) -> None:
             log.exception("torch's rendezvous needs more of this torch: all of it is imported")
             module = "ncclops.cluster.rendezvous_process"
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments, "all"])
-    agent = socket.socket(fileno=fd)
     try:
         process = RendezvousProcess(config, agent)
         process.follow_agent()
+        prctl.signal_at_parent_s_end(None)
         process.connect()
     except Exception as error:
         log.exception("no connection to the store")
@@ -190,6 +219,13 @@ def main(arguments: list[str]) -> None:
     # Threads still wait for the agent, and in torch's store. One that comes back while the
     # interpreter ends would have the process end by SIGABRT.
     os._exit(0)
+
+
+def _has_ended(agent: socket.socket) -> bool:
+    try:
+        return agent.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except OSError:  # nothing has come yet
+        return False
 
 
 if __name__ == "__main__":

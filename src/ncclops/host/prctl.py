@@ -22,11 +22,16 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     The signal fires when the *thread* that spawned this process ends, so spawn from a thread
     that lives as long as the process.
     """
-    _prctl(_PR_SET_PDEATHSIG, signum)
+    signal_at_parent_s_end(signum)
     # It may have ended before the call above could notice. With an interpreter that is a wrapper
     # script, the parent is that wrapper, and ``parent_pid`` is further up and alive.
     if os.getppid() != parent_pid and not _is_alive(parent_pid):
         os.kill(os.getpid(), signum)
+
+
+def signal_at_parent_s_end(signum: signal.Signals | None) -> None:
+    """Ask the kernel for ``signum`` when the parent ends from now on; None: for no signal more."""
+    _prctl(_PR_SET_PDEATHSIG, 0 if signum is None else signum)
 
 
 def show_as(name: str) -> None:
