@@ -17,6 +17,7 @@ from torch import distributed
 
 from ncclops import restart
 from ncclops.restart._groups.tables import TABLES
+from ncclops.restart.store_server import load_tcp_store
 
 C10D = "torch.distributed.distributed_c10d"
 EXTENSION = "torch._C._distributed_c10d"
@@ -116,3 +117,8 @@ def test_all_of_torchs_tables_of_groups_are_emptied() -> None:
     assert {"pg_map", "pg_names", "tags_to_pg"} <= tables
     missing = tables - set(TABLES)
     assert not missing, f"torch {torch.__version__} empties {missing}, and we do not"
+
+
+def test_the_store_of_a_process_that_has_imported_torch_is_torch_s() -> None:
+    """By a sitecustomize, say. The extension alone, a second time, would abort the process."""
+    assert load_tcp_store.__wrapped__() is distributed.TCPStore

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import subprocess
 import sys
+import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ncclops.diagnose import own_code
 from ncclops.record.error_file import read_error
+from ncclops.stacks.frame import Frame
 from ncclops.worker import script
 
 pytestmark = pytest.mark.slow
@@ -226,6 +230,41 @@ def test_of_an_exception_with_a_long_message_as_much_is_recorded_as_is_read(
     assert "boo x y" in recorded.message
     assert "the end" in recorded.message
     assert recorded.is_system_exit is (raised == "SystemExit")
+
+
+@pytest.mark.parametrize("called", ["", ":main"])
+def test_a_script_that_was_replaced_by_a_pipe_is_not_waited_for(
+    called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "train.py")
+    for name, value in (("argv", sys.argv), ("path", [*sys.path]), ("excepthook", sys.excepthook)):
+        monkeypatch.setattr(sys, name, value)
+    for name in ("__main__", "__mp_main__", "train"):
+        monkeypatch.setitem(sys.modules, name, sys)
+    run_it = script.run_function if called else script.run_script
+    with pytest.raises(OSError, match="it is no regular file"):
+        run_it(f"{tmp_path / 'train.py'}{called}", [])
+
+
+def test_a_traceback_quotes_no_file_that_is_a_pipe_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linecache, "updatecache", linecache.updatecache)
+    script.quote_files_only()
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("1 / 0  # here")
+    pipe, file = str(tmp_path / "a.py"), str(tmp_path / "b.py")
+    programs = [compile("1 / 0", name, "exec") for name in (pipe, file)]
+    (tmp_path / "a.py").unlink()
+    os.mkfifo(pipe)
+    shown = []
+    for program in programs:
+        with pytest.raises(ZeroDivisionError) as raised:
+            exec(program)
+        shown.append("".join(traceback.format_exception(raised.value)))
+    assert ["# here" in text for text in shown] == [False, True]
+    frames = [Frame(file=name, line=1, function="<module>") for name in (pipe, file)]
+    assert [line.text for line in own_code.of_stack(frames)] == ["1 / 0  # here", ""]
 
 
 def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import groupby
 
 import msgspec
 
+from ncclops.record.regular_file import can_be_quoted
 from ncclops.record.story_record import CodeLine
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import package_of, user_frame
@@ -34,7 +35,11 @@ def without_rank(text: str) -> str:
 
 def of_stack(frames: Sequence[Frame]) -> list[CodeLine]:
     """The same for the ``frames`` of a running thread, which come innermost first."""
-    return _folded([(frame, linecache.getline(frame.file, frame.line)) for frame in frames[::-1]])
+    return _folded([(frame, _line_of(frame)) for frame in frames[::-1]])
+
+
+def _line_of(frame: Frame) -> str:
+    return linecache.getline(frame.file, frame.line) if can_be_quoted(frame.file) else ""
 
 
 def lines_of(frames: Sequence[Frame]) -> list[str]:

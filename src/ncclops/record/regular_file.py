@@ -82,6 +82,16 @@ class WithoutHoles(io.RawIOBase):
         super().close()
 
 
+def can_be_quoted(path: str) -> bool:
+    """Whether the source file at ``path`` can be read by ``linecache``, which reads whatever is
+    there to its end; also where nothing is, as it knows sources without a file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - names of code objects are no paths, as a rule
+    except (OSError, ValueError):
+        return True
+    return stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES
+
+
 def append_regular(path: Path) -> io.FileIO:
     """``path`` for appending, unbuffered; made if it is not there. Raises ``OSError``, as above."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC

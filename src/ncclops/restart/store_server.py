@@ -132,6 +132,8 @@ def _start_interpreter(
 @functools.cache  # the extension cannot be initialised twice: the process would be aborted
 def load_tcp_store() -> Any:
     """The TCPStore class, with as little of torch loaded as it needs."""
+    if "torch._C" in sys.modules:  # by a sitecustomize, or a .pth file
+        return importlib.import_module("torch.distributed").TCPStore
     try:
         return _load_extension_only()
     except Exception:  # noqa: BLE001 - what a future torch may need more, the full import has

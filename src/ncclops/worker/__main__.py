@@ -49,6 +49,7 @@ fork_server.serve_if_asked()  # returns in workers alone
 worker_record.own_rank()
 parent_death.tie_to_agent()
 log_output.keep_printing()
+script.quote_files_only()
 snapshot_server.start_worker(os.environ, RUN_DIR)
 capture.install()
 if os.environ.get(COMPAT) == "nvrx":

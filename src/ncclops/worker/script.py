@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import linecache
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import ScriptExitEvent
+from ncclops.record.regular_file import can_be_quoted, read_regular
 from ncclops.restart.raised import described, shortened
 from ncclops.worker.process_state import current_directory
 
@@ -54,8 +56,14 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     main.__file__ = absolute
     main.__loader__ = SourceFileLoader("__main__", absolute)
     main.__dict__["__cached__"] = None
+    _run(main, lambda: _compile(absolute))
+
+
+def _compile(absolute: str) -> CodeType:
+    # It may have been replaced since the launch: a pipe is waited for, a device has no end.
+    content = read_regular(Path(absolute))
     # dont_inherit: this file's own __future__ imports are not the script's.
-    _run(main, lambda: compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True))
+    return compile(content, absolute, "exec", dont_inherit=True)
 
 
 def _absolute(path: str) -> str:
@@ -118,8 +126,7 @@ def run_function(target: str, arguments: Sequence[str]) -> None:
     # A spawned child needs no part of it: it imports the module by its name.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     with _described():
-        code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
+        exec(_compile(absolute), module.__dict__)
         getattr(module, name)()
 
 
@@ -189,6 +196,17 @@ def _described() -> Iterator[None]:
             _report_exit(error.__traceback__)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
+
+
+def quote_files_only() -> None:
+    """Have tracebacks in this process quote no file that is a pipe, a device or without end by now:
+    a rank that has raised would wait for it before the others hear of that."""
+    update = linecache.updatecache
+
+    def updatecache(filename: str, *rest: Any, **named: Any) -> list[str]:
+        return update(filename, *rest, **named) if can_be_quoted(filename) else []
+
+    linecache.updatecache = updatecache
 
 
 def without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
