@@ -19,6 +19,7 @@ import pytest
 from ncclops.agent import hosted_store
 from ncclops.host import process_view
 from ncclops.host.kept_running import KeptRunning
+from ncclops.restart._process import SENT_TO_ALL
 from ncclops.restart.store_server import _LOG_BYTES
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,8 @@ def test_the_log_of_the_store_has_an_end_and_the_store_goes_on(
                 visitor.sendall(b"GET / HTTP/1.1\r\n\r\n")
         client = TCPStore(host, port, None, False, timedelta(seconds=60))
         client.set("key", "value")
+        for number in SENT_TO_ALL:  # as Slurm does
+            server.process.send_signal(number)
         assert client.get("key") == b"value"
         assert select.select([server.pidfd], [], [], 0)[0] == [], "it has ended"
         assert _LOG_BYTES - 10 < log.stat().st_size <= _LOG_BYTES

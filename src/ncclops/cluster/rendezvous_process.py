@@ -31,6 +31,7 @@ from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, fi
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.store_values import JobClaim, NodeFacts
 from ncclops.host import prctl
+from ncclops.restart._process import ignore_what_is_sent_to_all
 
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
@@ -191,8 +192,7 @@ def main(arguments: list[str]) -> None:
     fd, config = int(arguments[0]), Config(**json.loads(arguments[1]))
     # This process ends when its agent does. A signal sent to all descendants of the agent must not
     # keep it from recording that for the other nodes.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_what_is_sent_to_all()
     agent = socket.socket(fileno=fd)
     # Until it follows the agent over the socket. The import of torch takes seconds.
     prctl.signal_at_parent_s_end(signal.SIGKILL)

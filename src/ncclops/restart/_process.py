@@ -132,6 +132,24 @@ def set_deadlines(sock: socket.socket, answer_s: float) -> None:
     keep_alive(sock)
 
 
+# What a terminal and schedulers send to all processes of a job, for its ranks to end, or to write
+# a checkpoint (Slurm's --signal, and what sbatch and scancel do with it).
+SENT_TO_ALL = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+def ignore_what_is_sent_to_all() -> None:
+    """For a process that serves ranks and ends with them: the ranks still use it meanwhile."""
+    for number in SENT_TO_ALL:
+        signal.signal(number, signal.SIG_IGN)
+
+
 _is_frozen = False
 # How the note begins that has the traceback of a released exception.
 TRACEBACK_NOTE = "Traceback of the earlier iteration"

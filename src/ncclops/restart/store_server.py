@@ -35,7 +35,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe, keep_alive
+from ncclops.restart._process import (
+    duplicate_socket,
+    fork_detached,
+    fork_is_safe,
+    ignore_what_is_sent_to_all,
+    keep_alive,
+)
 
 # The ranks of a large job may take this long to come up before the first one connects.
 _FIRST_CLIENT_WITHIN_S = 600.0
@@ -175,6 +181,7 @@ def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
 
 def serve_until_killed(listener_fd: int, port: int, tcp_store: Any) -> NoReturn:
     """As ``serve``, for a process that does nothing else, and says in its log that it does."""
+    ignore_what_is_sent_to_all()
     store = serve(listener_fd, port, tcp_store)
     with contextlib.suppress(OSError):  # a full disk
         print(f"serving on port {store.port}", flush=True)
@@ -305,9 +312,7 @@ def main(path: list[str]) -> None:
 
 def _host(listener_fd: int, tcp_store: Any) -> None:
     """Serve until no client is left."""
-    # A signal that ends some ranks must not end the store that the others still use.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_what_is_sent_to_all()
     with socket.socket(fileno=os.dup(listener_fd)) as listener:
         port = listener.getsockname()[1]
     server = serve(listener_fd, port, tcp_store)

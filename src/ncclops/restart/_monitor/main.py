@@ -41,6 +41,7 @@ from ncclops.restart._monitor.main_process import MainProcess
 from ncclops.restart._monitor.outside import Outside
 from ncclops.restart._monitor.reports import CONFIRM_WITHIN_S, Reports, confirmation
 from ncclops.restart._monitor.ring import Address, Ring, RingActions
+from ncclops.restart._process import ignore_what_is_sent_to_all
 
 log = logging.getLogger("ncclops.restart.monitor")
 
@@ -465,8 +466,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     # A Ctrl-C at the terminal or a scheduler's SIGTERM to the group is for the main process; the
     # monitor process ends when that one does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_what_is_sent_to_all()
     if config["logfile"]:
         logging.basicConfig(
             filename=config["logfile"],

@@ -43,7 +43,6 @@ import logging
 import os
 import queue
 import selectors
-import signal
 import socket
 import struct
 import sys
@@ -55,7 +54,7 @@ from typing import Any
 
 from ncclops.restart import store_server
 from ncclops.restart._groups.gloo_sockets import handles_on, socket_inodes
-from ncclops.restart._process import set_deadlines
+from ncclops.restart._process import ignore_what_is_sent_to_all, set_deadlines
 
 log = logging.getLogger("ncclops.restart.relay")
 
@@ -488,9 +487,7 @@ def main(path: list[str]) -> None:
 
 
 def _host(fd: int, server: tuple[str, int], answer_s: float, tcp_store: Any) -> None:
-    # A signal that ends some ranks must not end what the others still use.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_what_is_sent_to_all()
     store_server.disable_name_lookups()
     connecting, limit_s = threading.Lock(), min(answer_s, _CONNECT_WITHIN_S)
 
