@@ -31,10 +31,10 @@ from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, fi
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.store_values import JobClaim, NodeFacts
 from ncclops.host import prctl
-from ncclops.restart._process import ignore_what_is_sent_to_all
 
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
+_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A command to leave that is not begun with by then has found this process waiting for nodes.
 _BEGINS_TO_LEAVE_WITHIN_S = 0.2
 # How long recording that the agent has ended may take, before this process ends anyway.
@@ -191,8 +191,9 @@ class RendezvousProcess:
 def main(arguments: list[str]) -> None:
     fd, config = int(arguments[0]), Config(**json.loads(arguments[1]))
     # This process ends when its agent does. A signal sent to all descendants of the agent must not
-    # keep it from recording that for the other nodes.
-    ignore_what_is_sent_to_all()
+    # keep it from recording that for the other nodes, and one to all of the job is for the workers.
+    for number in _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
     agent = socket.socket(fileno=fd)
     # Until it follows the agent over the socket. The import of torch takes seconds.
     prctl.signal_at_parent_s_end(signal.SIGKILL)
