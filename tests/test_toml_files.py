@@ -35,6 +35,13 @@ def test_the_mark_and_the_line_ends_of_windows_are_read_over(tmp_path: Path) -> 
         (b"a = '\xff'", OSError, "not UTF-8"),
         (b"\n" + b"a." * 301 + b"a = 1", ValueError, "line 2 has more than 300 dots"),
         (b"a = " + b"[" * 50_000, ValueError, "nested too deeply"),
+        (
+            b'[watch]\nhang = "5s"\nquiet = 1\nhang = "6s"\nstartup = 1\n',
+            ValueError,
+            "line 4 sets hang,",
+        ),
+        (b"a.b = 1\n'c d' = 2\n'c d' = [\n 1,\n]", ValueError, "line 3 sets 'c d', which is set"),
+        (b"a.b = 1\na = 2", ValueError, "line 2 sets a, "),
         (b"#" * (MOST_BYTES + 1), OSError, "larger"),
     ],
 )

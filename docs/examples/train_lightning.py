@@ -75,8 +75,11 @@ def main() -> None:
         logger=False,
         enable_model_summary=False,
     )
-    last = RUN / "checkpoints" / "last.ckpt"
-    trainer.fit(Module(arguments.raise_at), data, data, ckpt_path=last if last.exists() else None)
+    # A stop writes its own, which is newer than the last that ModelCheckpoint has written.
+    paths = (RUN / "checkpoints" / "last.ckpt", RUN / "stopped.ckpt")
+    saved = [path for path in paths if path.exists()]
+    newest = max(saved, key=lambda path: path.stat().st_mtime, default=None)
+    trainer.fit(Module(arguments.raise_at), data, data, ckpt_path=newest)
 
 
 if __name__ == "__main__":

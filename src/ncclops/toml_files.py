@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from ncclops.record.regular_file import read_regular
 MOST_BYTES = 1 << 20
 # In one key, tomllib goes through all levels for each one.
 _MOST_DOTS = 300
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[\w."'-]+)?)\s*=""")
 # Of a file that is something else altogether the first ones say enough.
 _MOST_PROBLEMS = 50
 
@@ -60,11 +62,28 @@ def load_toml(path: Path) -> dict[str, Any]:
         if line.count(b".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
     try:
-        return tomllib.loads(text.decode("utf-8-sig"))  # editors on Windows write the mark
+        document = text.decode("utf-8-sig")  # editors on Windows write the mark
+        return tomllib.loads(document)
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(_with_its_key(str(error), document)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _with_its_key(said: str, document: str) -> str:
+    """What tomllib has ``said``; of a key that is there twice with its name, which that lacks."""
+    if not said.startswith("Cannot overwrite a value"):
+        return said
+    lines = document.splitlines()
+    # The number is that of the value's last line; there is none where the document ends with it.
+    if number := re.search(r"line (\d+)", said):
+        del lines[int(number[1]) :]
+    for index in reversed(range(len(lines))):
+        if key := _KEY.match(lines[index]):
+            return f"line {index + 1} sets {key[1]}, which is set before it"
+    return said
 
 
 def refuse(problems: Iterable[str], error: type[UsageError] = UsageError) -> None:

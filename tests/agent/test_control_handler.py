@@ -12,7 +12,7 @@ import pytest
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler, tightened
 from ncclops.agent.stop_requests import StopRequests
-from ncclops.control.commands import ControlRefused
+from ncclops.control.commands import ControlRefused, Stop, run_command
 from ncclops.decision.outcome import StopRequest
 from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Window
@@ -34,6 +34,19 @@ def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> No
     )
     assert requests.deadline < first_deadline
     assert [request.reason for request in requested] == ["drain (me)", "now (me)"]
+
+
+def test_a_stop_without_a_reason_is_told_by_who_asked_for_it(tmp_path: Path) -> None:
+    requested: list[StopRequest] = []
+    grace = timedelta(seconds=15)
+    requests = StopRequests(Condition(), grace, on_request=requested.append, pass_on=lambda _: None)
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
+    job: Any = SimpleNamespace(run=run, stop_grace=grace)
+    control_handler = ControlHandler(job, requests, lambda: None, lambda _: False, print)
+    run_command(control_handler, Stop(by="me@n01 with ncclops stop"))
+    assert [request.reason for request in requested] == [
+        "me@n01 with ncclops stop, without a reason"
+    ]
 
 
 def window(soft: float, hard: float, group: float) -> Window:

@@ -14,7 +14,14 @@ from ncclops.agent.verdict_report import (
     print_verdict,
 )
 from ncclops.record.run_directory import RunDirectory
-from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord, WorkerEnding
+from ncclops.record.verdict_record import (
+    VERDICT,
+    JudgedReceipt,
+    Outcome,
+    RuleOutcome,
+    VerdictRecord,
+    WorkerEnding,
+)
 
 
 @pytest.fixture
@@ -124,3 +131,19 @@ def test_the_last_line_names_the_ranks_without_which_the_job_has_finished(
     print_verdict(verdict, run, as_json=False, quiet=True)
     shown = f"verdict: {run.shown(run.paths.verdict)}; finished without ranks 1, 3"
     assert capsys.readouterr().err == f"ncclops: {shown}\n"
+
+
+def test_a_run_of_too_few_steps_is_told_by_their_number(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = [
+        RuleOutcome(rule="step-0-contaminated", ok=False, note="the only step there is"),
+        RuleOutcome(rule="three-steps", ok=False, note="0 of the 3 steps"),
+    ]
+    verdict = VerdictRecord(
+        run_id="r", outcome="completed", exit_code=0, reason="so it is", attempts=1, seconds=2.0,
+        receipt=JudgedReceipt(verdict="rumour", rules=rules, steps=1),
+    )  # fmt: skip
+    print_verdict(verdict, run, as_json=False)
+    told = "ncclops: receipt: rumour: three-steps: 0 of the 3 steps; step-0-contaminated\n"
+    assert told in capsys.readouterr().err

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from ncclops.flight import judge
+from ncclops.flight.analysis_context import FlightFinding, Side
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.model import FlightEvidence, GroupState, RankPlace
 from ncclops.flight.report import first_behind
+from ncclops.flight.sentences import sentence
 from ncclops.stacks.frame import Frame
 from tests.flight import dumps
 from tests.flight.dumps import entry, report, transfer
@@ -457,6 +460,18 @@ def test_matching_transfers_stall() -> None:
         }
     )
     assert {finding.kind for finding in found.findings} == {"stalled"}
+
+
+def test_one_rank_that_stalls_and_several_are_told_with_their_verb() -> None:
+    evidence = dumps.evidence({rank: [] for rank in range(2)}, {})
+
+    def told(*ranks: int) -> str:
+        sides = (Side("party", ranks, "in a barrier"),)
+        finding = FlightFinding(FindingKind.STALLED, None, None, "barrier", (), 0.5, sides)
+        return sentence(evidence, finding)
+
+    assert told(0) == "rank 0 does not get out of barrier"
+    assert told(0, 1) == "ranks 0, 1 do not get out of barrier"
 
 
 def test_counts_of_groups_stand_in_for_an_empty_recorder() -> None:

@@ -64,7 +64,7 @@ def test_the_same_operation_on_all_ranks_is_a_hang_although_all_spin() -> None:
     result = verdict(inside(0), inside(1, collectives=6), inside(2))
     assert result.hung
     assert result.culprits == (1,), "the one that has come least far"
-    assert "step counter and main thread and collective counters stale for more than 10m" in (
+    assert "step counter, main thread and collective counters stale for more than 10m" in (
         result.reason
     )
 

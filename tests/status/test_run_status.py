@@ -278,6 +278,19 @@ def test_ranks_of_other_nodes_end_with_the_run() -> None:
     assert [each.phase for each in seen.ranks] == ["failed", "ended", "failed"]
 
 
+def test_a_rank_with_a_new_process_has_not_failed() -> None:
+    """The restart is recorded after that process was started."""
+    seen = facts(
+        event("worker-exited", 1010, 1, exit_code=None, signal="SIGKILL"),
+        event("worker-started", 1011, 1, pid=9),
+        event("fault", 1012, 1, cause="rank 1: the process died", kind="died"),
+        event("restart", 1013, 0, iteration=1, ranks_lost=[1, 2], ranks_returned=[1]),
+    )
+    assert seen.ranks[1].ended is None
+    assert seen.last_fault is not None
+    assert seen.last_fault.cause == "the process died", "the rank is told beside it"
+
+
 def test_what_happens_on_another_node_is_shown_but_neither_counted_nor_a_rank_of_ours() -> None:
     facts = RunFacts(run_id="r")
     facts.add(WorkerStartedEvent(ts=1.0, rank=0, node="n01", pid=5))

@@ -10,7 +10,7 @@ from ncclops.agent.coordinator import LimitsChange
 from ncclops.agent.job import Job
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
-from ncclops.control.commands import ControlRefused
+from ncclops.control.commands import NO_REASON, ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
 from ncclops.record.events import ControlEvent
@@ -56,7 +56,7 @@ class ControlHandler:
         self._record("stop", reason, by)
         shorter = " (--grace DURATION shortens that)" if grace is None else ""
         grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
-        self._stop.add(StopRequest(reason=f"{reason} ({by})", grace=grace))
+        self._stop.add(StopRequest(reason=_why(reason, by), grace=grace))
         return f"stopping gracefully; SIGKILL after {format_duration(grace)}{shorter}"
 
     def restart(self, *, reason: str, by: str) -> str:
@@ -66,7 +66,7 @@ class ControlHandler:
         if self._stop.asked:
             raise ControlRefused("it is being stopped")
         team = self._team()
-        restart = RestartCommand(reason=f"{reason} ({by})")
+        restart = RestartCommand(reason=_why(reason, by))
         begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
         if not any(w.send_command(restart) for w in begun):
             raise ControlRefused("no worker is ready for commands: try again once the script runs")
@@ -121,6 +121,10 @@ class ControlHandler:
 
     def _record(self, action: str, reason: str, by: str) -> None:
         self._job.run.add(ControlEvent(action=action, reason=reason, by=by))
+
+
+def _why(reason: str, by: str) -> str:
+    return f"{by}, without a reason" if reason == NO_REASON else f"{reason} ({by})"
 
 
 def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:

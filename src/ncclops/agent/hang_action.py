@@ -25,6 +25,7 @@ from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
 from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.host_name import with_port
+from ncclops.rank_lists import ranks_named
 from ncclops.record import progress
 from ncclops.record.event_values import HangEvidence
 from ncclops.record.events import HangEndedEvent, HangEvent
@@ -97,9 +98,15 @@ class HangAction:
         culprits: list[Worker],
         ticks: dict[int, int | None],
     ) -> None:
-        still = [w for w in culprits if w.exit is None and self._tick(w) == ticks[w.rank]]
+        running = [
+            w for w in culprits if w.exit is None
+        ]  # the end of others is dealt with elsewhere
+        still = [w for w in running if self._tick(w) == ticks[w.rank]]
+        if woken := [w.rank for w in running if w not in still]:
+            runs = "runs" if len(woken) == 1 else "run"
+            self._say(f"{ranks_named(woken)} {runs} again since SIGCONT: nothing is restarted")
         if not still or self._closed:
-            return  # it was stopped and runs again; or it has ended, which is handled elsewhere
+            return
         if self._others_go_on and self._restarting_worker(frozen) is None:
             self._record(verdict, "end it")
             for worker in still:

@@ -101,6 +101,8 @@ def _receipt(receipt: JudgedReceipt) -> str:
         return f"receipt: none ({receipt.verdict}): no step was reported; {how}"
     if not receipt.healthy:
         broken = [rule for rule in receipt.rules if not rule.ok]
+        if receipt.verdict == "rumour":  # that there are too few steps says most
+            broken.sort(key=lambda rule: rule.rule != "three-steps")
         parts = [f"{rule.rule}: {rule.note}" for rule in broken[:1]]
         parts += [rule.rule for rule in broken[1:]]
         return ": ".join(filter(None, (f"receipt: {receipt.verdict}", "; ".join(parts))))

@@ -13,6 +13,7 @@ from ncclops.cli._options import LAUNCH_RESTARTS, LaunchRestart, one_of, profile
 
 if TYPE_CHECKING:
     from ncclops.launch import Prepared
+    from ncclops.launch.prepared import Resolved
 
 
 # Options of torchrun that a pasted line may carry and that have nothing to act on here.
@@ -465,8 +466,18 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         f"stack     {prepared.stack.line()}",
         f"command   {shlex.join(prepared.argv)}",
         f"workers   {prepared.layout.nproc} on this node, world size {prepared.layout.world_size}",
-        f"restart   {prepared.request.mode}, at most {prepared.request.max_restarts}",
+        f"restart   {_restarts(prepared.request)}",
         f"timeouts  {timeouts}",
     ]
     _output.echo("\n".join(lines))
     print_plan(prepared.plan)
+
+
+def _restarts(request: Resolved) -> str:
+    """What follows a failure; ``max_restarts`` is of new attempts, not of restarts in place."""
+    if request.mode == "none":
+        return "none"
+    more = f"up to {request.max_restarts} more attempts, whatever failed"
+    return f"{request.mode}; " + (
+        more if request.max_restarts else "another attempt only where the retry policy has one"
+    )

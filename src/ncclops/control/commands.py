@@ -46,6 +46,7 @@ def _checked(text: str) -> str:
     return text
 
 
+NO_REASON = "no reason given"
 _MOST_CHARS = 400
 
 
@@ -59,7 +60,7 @@ _Text = Annotated[str, Field(max_length=_MOST_CHARS), AfterValidator(_in_a_line)
 class _Command(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    reason: _Text = "no reason given"
+    reason: _Text = NO_REASON
     by: _Text = "unknown"
 
 

@@ -92,7 +92,8 @@ def _deadlock(finding: FlightFinding) -> str:
 def _stalled(finding: FlightFinding) -> str:
     first, *left = finding.sides
     if finding.group is None:
-        return f"{ranks_named(first.ranks)} do not get out of {finding.op}{_at(first.frame)}"
+        verb = "does" if len(first.ranks) == 1 else "do"
+        return f"{ranks_named(first.ranks)} {verb} not get out of {finding.op}{_at(first.frame)}"
     if left:
         return (
             f"{ranks_named(first.ranks)} entered {_what(finding)} and did not get out of it, "

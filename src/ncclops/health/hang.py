@@ -110,7 +110,7 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
     stale = [kind for kind in Kind if _is_stale(sample, kind, window)]
     if limit is not None:
         stale.append(Kind.PHASE)  # the limit that it declared has passed
-    names = " and ".join(stale) or "nothing that can be read"
+    names = _listed(stale) or "nothing that can be read"
     reason = f"{names} stale for more than {_text(window)}"
     state: State = "stuck"
     if alive_by := _proof_of_life(sample, window):
@@ -190,6 +190,10 @@ def _window(sample: Sample, limits: HangLimits) -> timedelta:
     # It may only wait for something outside the job.
     moves = _is_fresh(sample, Kind.MAIN_THREAD, window)
     return max(window, limits.moving if moves else limits.quiet)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def _independent(stale: Sequence[Kind], in_collective: bool | None) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ncclops import receipt
@@ -107,6 +108,7 @@ class ReceiptCallback(TrainerCallback):
         self._phases.end()
         self._training = False
         if self._stopping:
+            _close_progress_bars()
             receipt.stop()
         receipt.end()
 
@@ -121,6 +123,15 @@ class ReceiptCallback(TrainerCallback):
         new = state.num_input_tokens_seen - self._tokens
         self._tokens = state.num_input_tokens_seen
         return new / args.world_size if new else None
+
+
+def _close_progress_bars() -> None:
+    """What the Trainer's own callback, which it calls last, does not come to at a stop.
+
+    A bar that is left open prints an error when the interpreter ends.
+    """
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.close()
 
 
 def _saved_by_the_trainer() -> None:

@@ -136,7 +136,7 @@ def _of_a_rank(event: Event) -> tuple[str, Style]:
         case FaultEvent():
             return _said_of(event), "red"
         case HangEvent():
-            return f"{ranks_named(event.culprits)} hang: {event.cause}", "red"
+            return _hang(event), "red"
         case GpuFaultEvent():
             return str(event.fault), "red"
         case XidEvent():
@@ -209,7 +209,18 @@ def _said_of(event: FaultEvent) -> str:
     where = f" on {event.on}" if event.on else ""
     if event.loss is not None:
         return f"{event.loss.replace('-', ' ')}{where}: {event.why or ''}"
-    return f"{event.cause}{where}"
+    return f"{_without_its_rank(event.cause, event)}{where}"
+
+
+def _hang(event: HangEvent) -> str:
+    if event.culprits == [event.rank]:
+        return f"hangs: {_without_its_rank(event.cause, event)}"
+    return f"{ranks_named(event.culprits)} hang: {event.cause}"
+
+
+def _without_its_rank(cause: str, event: Event) -> str:
+    """``cause`` of ``event``, whose rank stands in front of it."""
+    return cause.removeprefix(f"rank {event.rank}: ")
 
 
 def _restart(event: RestartEvent) -> str:
@@ -218,7 +229,8 @@ def _restart(event: RestartEvent) -> str:
     left = event.world_size
     verb = "goes" if left == 1 else "go"
     ranks = "" if left is None else f", {count(left, 'rank')} {verb} on"
-    lost = f", without {ranks_named(event.ranks_lost)}" if event.ranks_lost else ""
-    back = f", {ranks_named(event.ranks_returned)} replaced" if event.ranks_returned else ""
+    gone = [rank for rank in event.ranks_lost if rank not in event.ranks_returned]
+    lost = f", without {ranks_named(gone)}" if gone else ""
+    back = f", {ranks_named(event.ranks_returned)} in a new process" if event.ranks_returned else ""
     took = f" after {sum(event.phases_ms.values()):.0f} ms" if event.phases_ms else ""
     return f"restart in place{took}{ranks}{lost}{back}"

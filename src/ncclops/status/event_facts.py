@@ -148,7 +148,8 @@ def _worker_started(run: RunFacts, event: WorkerStartedEvent) -> None:
 
 def _fault(run: RunFacts, event: FaultEvent) -> None:
     kind = event.loss or event.kind or UNCLASSIFIED
-    run.last_fault = FaultStatus(ts=event.ts, rank=event.rank, kind=kind, cause=event.cause)
+    cause = event.cause.removeprefix(f"rank {event.rank}: ")  # which stands beside it
+    run.last_fault = FaultStatus(ts=event.ts, rank=event.rank, kind=kind, cause=cause)
     run.last_is_elsewhere = event.on is not None and event.loss is None
     if not run.last_is_elsewhere:
         run.faults[kind] += 1
@@ -179,7 +180,7 @@ def _restart(run: RunFacts, event: RestartEvent) -> None:
     run.stragglers.clear()
     for each in run.ranks.values():
         each.start_again()
-        if each.rank in event.ranks_lost:
+        if each.rank in event.ranks_lost and each.rank not in event.ranks_returned:
             each.ended = False
 
 
