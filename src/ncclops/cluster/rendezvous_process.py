@@ -22,7 +22,9 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from ncclops.cluster import messages, store_values
 from ncclops.cluster.records import LostRecord, Record
@@ -35,8 +37,6 @@ from ncclops.host import prctl
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
 _NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# A command to leave that is not begun with by then has found this process waiting for nodes.
-_BEGINS_TO_LEAVE_WITHIN_S = 0.2
 # How long recording that the agent has ended may take, before this process ends anyway.
 _RECORD_END_WITHIN_S = 6.0
 
@@ -50,7 +50,9 @@ class RendezvousProcess:
         self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
         self._round: RoundMember | None = None
         self._backend: StaticBackend | TorchBackend | None = None  # once connected
-        self._leaving = threading.Event()
+        self._meets = threading.Lock()  # around the two below
+        self._is_meeting = False
+        self._is_to_leave = False
 
     def follow_agent(self) -> None:
         """Read its commands from now on, and end with it.
@@ -77,7 +79,6 @@ class RendezvousProcess:
                     if self._round is not None:
                         self._post(self._round, record)
                 case messages.Leave(over):
-                    self._leaving.set()
                     if self._round is not None:
                         self._round.over.set()
                     if over:
@@ -136,8 +137,10 @@ class RendezvousProcess:
         if self._round is not None:
             self._round.over.set()
         try:
-            self._round = self._backend.meet(attempt)
-            self._round.begin(facts)
+            with self._meeting():
+                met = self._backend.meet(attempt)
+            self._round = met
+            met.begin(facts)
         except NotNeeded:
             self._link.send(messages.Unneeded())
         except Refused as refused:
@@ -147,6 +150,29 @@ class RendezvousProcess:
         except Exception as error:
             log.exception("attempt %d", attempt)
             self._link.send(messages.NoRound(f"{type(error).__name__}: {error}"))
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        with self._meets:
+            self._is_meeting = True
+            if self._is_to_leave:
+                self._leave_in_a_meeting()
+        try:
+            yield
+        finally:
+            with self._meets:
+                self._is_meeting = False
+
+    def _leave_in_a_meeting(self) -> NoReturn:
+        """End this process, which would wait for other nodes for as long as they like.
+
+        The job is not closed to them: they may train already, and this node be a spare.
+        """
+        try:
+            if self._backend is not None:
+                self._backend.leave()
+        finally:
+            os._exit(0)
 
     def _post(self, current: RoundMember, record: Record) -> None:
         try:
@@ -162,21 +188,11 @@ class RendezvousProcess:
                 command = messages.decode_command(line)
                 self._commands.put(command)
                 if isinstance(command, messages.Leave):
-                    self._leave_if_held_up()
+                    with self._meets:
+                        self._is_to_leave = True
+                        if self._is_meeting:
+                            self._leave_in_a_meeting()
         self._record_end()
-
-    def _leave_if_held_up(self) -> None:
-        """End this process where it waits for other nodes, which may take as long as they like.
-
-        The job is not closed to them: they may train already, and this node be a spare.
-        """
-        if self._leaving.wait(_BEGINS_TO_LEAVE_WITHIN_S):
-            return
-        try:
-            if self._backend is not None:
-                self._backend.leave()
-        finally:
-            os._exit(0)
 
     def _record_end(self) -> None:
         threading.Timer(_RECORD_END_WITHIN_S, os._exit, (1,)).start()
