@@ -40,6 +40,7 @@ from tests.restart.recovery_training import (
     enter,
     keep_going,
     make_model,
+    wrapped_by_ddp,
 )
 
 
@@ -154,7 +155,7 @@ class Parts(Trainer):
         self.hook = power_sgd.PowerSGDState(
             None, 2, start_powerSGD_iter=3, warm_start=True, use_error_feedback=True, random_seed=1
         )
-        self.forward = ddp = DistributedDataParallel(self.model)
+        self.forward = ddp = wrapped_by_ddp(self.model, self.device)
         ddp.register_comm_hook(self.hook, power_sgd.powerSGD_hook)
         self.zero = ZeroRedundancyOptimizer(
             self.model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2
