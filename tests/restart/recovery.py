@@ -107,7 +107,7 @@ def run(
         environment |= QUICK | {"FAKEGPU_MEETING": f"{directory}/meeting"}
     soft_s = 8
     if "compiled" in shape:
-        soft_s = 60
+        soft_s = 50
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(directory.parent / "compiled")
     timeouts = ["--timeout", f"soft={soft_s}s", "--timeout", f"hard={soft_s + 6}s"]
     timeouts += ["--timeout", "grow=30s"]

@@ -304,7 +304,7 @@ def main() -> None:
         return kind(shape, directory, steps, Plan(directory))
 
     if "keep-going" in shape:
-        soft_s = 60 if "compiled" in shape else 8
+        soft_s = 50 if "compiled" in shape else 8
         limits: dict[str, Any] = {
             "soft_timeout": timedelta(seconds=soft_s),
             "hard_timeout": timedelta(seconds=soft_s + 6),
