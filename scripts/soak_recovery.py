@@ -4,7 +4,7 @@
                                     [--nodes 1] [--shape ddp,fsdp2,ddp-keep-going]
                                     [--keep DIRECTORY]
 
-Each job is `ncclops launch --restart in-process:grow` of tests/restart/recovery_training.py: AdamW,
+Each job is `ncclops launch --restart in-process:grow` of tests/restart/recovery_shapes.py: AdamW,
 dropout, data that is shuffled, and snapshots. Exceptions of several types and lines, exits,
 SIGKILL, SIGSTOP and hangs strike it; also while it restarts for the fault before, while a snapshot
 is taken, copied and restored, in the first and in the last step, and two ranks or all at once; and
