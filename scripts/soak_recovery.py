@@ -4,7 +4,7 @@
                                     [--nodes 1] [--shape ddp,fsdp2,ddp-keep-going]
                                     [--keep DIRECTORY]
 
-Each job is `ncclops launch --restart in-process:grow` of tests/restart/recovery_training.py: AdamW,
+Each job is `ncclops launch --restart in-process:grow` of tests/restart/recovery_shapes.py: AdamW,
 dropout, data that is shuffled, and snapshots. Exceptions of several types and lines, exits,
 SIGKILL, SIGSTOP and hangs strike it; also while it restarts for the fault before, while a snapshot
 is taken, copied and restored, in the first and in the last step, and two ranks or all at once; and
@@ -14,7 +14,8 @@ and each fault strikes at a step that has not been done before.
 ``whole`` is a training with accumulation, a schedule, scaled losses, averaged weights, workers of
 loaders and evaluations; ``fsdp2``, ``whole`` and ``ddp`` can have ``-keep-going`` behind, where
 objects stay alive, and ``ddp-keep-going-shrink`` is a world that gets smaller. With ``--nodes 2``
-there are two agents, and all ranks of one may be lost at once.
+there are two agents, and all ranks of one may be lost at once. ``compiled``, ``parts``, ``mesh``
+and ``pipeline`` are described in tests/restart/recovery_shapes.py.
 
 A job is good when it is completed, all its faults have struck, and each rank has the bits of an
 undisturbed run: weights, the optimizer's state, generators, place in the data. Each job is a line;

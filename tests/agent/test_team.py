@@ -16,6 +16,7 @@ from ncclops.agent.worker_messages import take_over
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.outcome import describe_ending
 from ncclops.decision.retrying import Escalated
+from ncclops.host.oom_kills import RULED_OUT
 from ncclops.record.events import FinishedEvent, RestartEvent, ScriptFailedEvent
 from ncclops.record.run_directory import RunDirectory
 
@@ -286,3 +287,16 @@ def test_the_oom_killer_explains_the_end_of_a_killed_rank_only(made: Made, asked
     for worker in (team.workers[0], team.workers[2]):
         team.note_memory(worker, "out of memory")
     assert team.explained == team.out_of_memory == ({} if asked else {2: "out of memory"})
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["by somebody", "by the agent"])
+def test_a_kill_that_is_not_the_oom_killers_is_told_as_one_from_outside(
+    made: Made, asked: bool
+) -> None:
+    team = made.end(rank0=BAD, rank2=KILLED)
+    team.asked_to_stop = {2} if asked else set()
+    for worker in (team.workers[0], team.workers[2]):
+        team.note_memory(worker, None, is_ruled_out=True)
+    assert team.told_by_kernel() == ({} if asked else {2: RULED_OUT})
+    team.why_ended[2] = "no progress for 90 s"
+    assert not team.told_by_kernel()

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ncclops.diagnose.story import complete, tell
@@ -94,6 +95,16 @@ def test_who_had_left_without_an_error_is_named_where_a_peer_was_missed(
     assert story.rank == (1 if told.startswith("rank 1 ") else 0)
     assert ("done before the others" in story.next_steps[0]) is bool(told)
     assert "read the log of the peer" in story.next_steps
+
+
+@pytest.mark.parametrize(("class_", "is_guessed"), [("preempted", False), ("host-oom", True)])
+def test_the_oom_killer_is_not_guessed_where_the_kernel_rules_it_out(
+    class_: str, is_guessed: bool, tmp_path: Path
+) -> None:
+    killed = msgspec.structs.replace(FAILED, exit_code=None, signal="SIGKILL", message="")
+    story = tell(tmp_path, None, killed, PEER_GONE | {"class": class_}, node="n1", attempt=0)
+    assert story is not None
+    assert ("out-of-memory" in story.what) is is_guessed
 
 
 @pytest.mark.slow

@@ -64,3 +64,34 @@ def test_a_cgroup_that_goes_away_is_no_news(tmp_path: Path) -> None:
     kills = OomKills(tmp_path)
     file.unlink()
     assert kills.risen() is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "host", "ruled_out"),
+    [
+        (0, 0, True),
+        (1, 1, False),
+        (0, 1, False),
+        (None, 0, True),
+        (0, None, True),
+        (None, None, False),
+    ],
+    ids=["none", "one", "one elsewhere", "by the host", "by the cgroup", "nothing counts"],
+)
+def test_it_is_ruled_out_where_no_counter_has_risen_in_the_attempt(
+    tmp_path: Path, cgroup: int | None, host: int | None, ruled_out: bool
+) -> None:
+    def count(cgroup_kills: int, host_kills: int) -> None:
+        if cgroup is not None:
+            put(tmp_path / "sys/fs/cgroup/job/memory.events", f"oom_kill {cgroup_kills}\n")
+        if host is not None:
+            put(tmp_path / "proc/vmstat", f"pgfault 7\noom_kill {host_kills}\n")
+
+    put(tmp_path / "proc/self/cgroup", "0::/job\n")
+    count(2, 5)
+    kills = OomKills(tmp_path)
+    count(3, 6)
+    assert not kills.are_ruled_out
+    kills.attempt_begins()
+    count(3 + (cgroup or 0), 6 + (host or 0))
+    assert kills.are_ruled_out is ruled_out

@@ -238,7 +238,7 @@ class TestFailure:
         ("source", "action", "code"),
         [
             ("raise KeyError('no such column')", "fix", 78),
-            ("import os, signal; print('step 1 loss 2.0', flush=True); os.kill(os.getpid(), 9)",
+            ("import os, signal; print('step 1 loss 2.0', flush=True); os.kill(os.getpid(), 6)",
              "unknown", 7),
         ],
     )  # fmt: skip

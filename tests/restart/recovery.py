@@ -45,7 +45,10 @@ def planned(seed: int, shape: str, ranks: int, count: int, nodes: int = 1) -> li
         first, last = number == 0, len(found) == count - 1
         step = STEPS_PER_FAULT * number + (0 if first else chance.randrange(3))
         step = step if not last else steps_of(count) - 1
-        place = chance.choice(in_a_step if first or last else (*in_a_step, *IN_A_RESTART))
+        in_a_restart = (*IN_A_RESTART, *["compiling"] * (2 * ("compiled" in shape)))
+        if "keep-going" in shape:
+            in_a_restart = IN_A_RESTART
+        place = chance.choice(in_a_step if first or last else (*in_a_step, *in_a_restart))
         if place == "evaluating":
             step = STEPS_PER_FAULT * number + EVALUATED if not last else step
             place = place if not last else "step"
@@ -102,14 +105,19 @@ def run(
         profile = "single-node-h200"
         (directory / "meeting").mkdir()
         environment |= QUICK | {"FAKEGPU_MEETING": f"{directory}/meeting"}
-    timeouts = ["--timeout", "soft=8s", "--timeout", "hard=14s", "--timeout", "grow=30s"]
+    soft_s = 8
+    if "compiled" in shape:
+        soft_s = 50
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(directory.parent / "compiled")
+    timeouts = ["--timeout", f"soft={soft_s}s", "--timeout", f"hard={soft_s + 6}s"]
+    timeouts += ["--timeout", "grow=30s"]
     command = [sys.executable, "-m", "ncclops", "launch", "--profile", profile, *timeouts]
     restarts = "in-process" if "shrink" in shape else "in-process:grow"
     command += ["--restart", restarts, "--nproc-per-node", str(ranks // nodes), "--tee", "none"]
     if nodes > 1:
         command += ["--nnodes", str(nodes), "--master-addr", "127.0.0.1"]
         command += ["--master-port", str(free_port())]
-    script = REPOSITORY / "tests" / "restart" / "recovery_training.py"
+    script = REPOSITORY / "tests" / "restart" / "recovery_shapes.py"
     began = time.monotonic()
     with (directory / "launch.log").open("wb") as log:
         agents = []

@@ -28,7 +28,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class Plan:
                 _strike(kind, f"{place} of step {step}")
 
     def _is_due(self, number: int, place: str, step: int, at: int) -> bool:
-        if place in ("starting", "loading"):  # in the restart for the fault before
+        if place in ("starting", "loading", "compiling"):  # in the restart for the fault before
             return self._mark(number - 1).exists()
         if place == "restoring":  # the step is the one to go on with
             return step >= at - 3
@@ -285,6 +284,9 @@ class Trainer:
             "rng": snapshot.Rng(),
             **self.further_state(self.optimizer),
         }
+        self.begins_with(state)
+
+    def begins_with(self, state: dict[str, Any]) -> None:
         self.beginning = copy.deepcopy({k: state_of(v) for k, v in state.items()})
         self.state = state
 
@@ -503,23 +505,3 @@ def keep_going(wrap: Callable[..., Any], make: Callable[[], Trainer]) -> None:
 
     main.__annotations__["call"] = restart.CallWrapper
     wrap(main)()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    shape, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-
-    def make() -> Trainer:
-        kind = Whole if "whole" in shape else Trainer
-        return kind(shape, directory, steps, Plan(directory))
-
-    if "keep-going" in shape:
-        limits: dict[str, Any] = {
-            "soft_timeout": timedelta(seconds=8),
-            "hard_timeout": timedelta(seconds=14),
-            "barrier_timeout": timedelta(seconds=60),
-            "grow_timeout": None if "shrink" in shape else timedelta(seconds=30),
-        }
-        keep_going(restart.Wrapper(**limits), make)
-    else:
-        enter(make())

@@ -129,6 +129,7 @@ class RunningAttempt:
         self.cannot_start: NcclopsError | None = None
         self._place = place
         self._context = context
+        context.oom_kills.attempt_begins()
         self._job, self._run = context.job, context.job.run
         self._starts = WorkerStarts(
             context.job,
@@ -364,7 +365,7 @@ class RunningAttempt:
                 hang,
                 starting_up=starting_up,
                 driver=driver,
-                memory=self.team.out_of_memory,
+                memory=self.team.told_by_kernel(),
                 last_words=last_output.last_words(self._run, self.number, exits),
                 raised=last_output.unwritten(self._run, self.number, raised),
             )
@@ -498,7 +499,8 @@ class RunningAttempt:
         page = self._run.paths.rank(worker.rank).progress
         if ended.signal == "SIGBUS" and shared_page.is_cut_short(page):
             self.team.explained[worker.rank] = f"{self._run.shown(page)} was truncated"
-        self.team.note_memory(worker, self._context.oom_kills.risen())
+        oom_kills = self._context.oom_kills
+        self.team.note_memory(worker, oom_kills.risen(), is_ruled_out=oom_kills.are_ruled_out)
         self._context.collect()  # what it reported last, before its end is judged
         self._context.collect_receipts()
         self.watching.flush()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.retrying import Escalated
+from ncclops.host.oom_kills import RULED_OUT
 from ncclops.record.events import OwnWrapperEvent, ScriptFailedEvent
 from ncclops.record.verdict_record import WorkerEnding
 from ncclops.record.worker_commands import EndingCommand
@@ -46,6 +47,7 @@ class Team:
         default_factory=dict
     )  # why ranks died, as the agent has found
     out_of_memory: dict[int, str] = field(default_factory=dict)  # of these, the OOM killer's
+    killed_from_outside: set[int] = field(default_factory=set)  # not by it, nor by the agent
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
@@ -90,6 +92,7 @@ class Team:
             self.why_ended.pop(rank, None)
             self.explained.pop(rank, None)
             self.out_of_memory.pop(rank, None)
+            self.killed_from_outside.discard(rank)
             self.ended_for_hang.discard(rank)
 
     def forget(self, workers: Collection[Worker]) -> None:
@@ -169,13 +172,22 @@ class Team:
         """
         return not self.restarts_in_process or worker.rank not in self.entered
 
-    def note_memory(self, worker: Worker, told: str | None) -> None:
+    def note_memory(self, worker: Worker, told: str | None, *, is_ruled_out: bool = False) -> None:
         """``told`` is that the OOM killer has ended a process, once ``worker`` has ended; of one
-        that the agent ended itself, it says nothing."""
+        that the agent ended itself, it says nothing. ``is_ruled_out``: it can have ended none."""
         ended_by_us = self.asked_to_stop | self.hung | self.ended_for_hang
         killed = worker.exit is not None and worker.exit.signal == "SIGKILL"
-        if told is not None and killed and worker.rank not in ended_by_us:
+        if not killed or worker.rank in ended_by_us:
+            return
+        if is_ruled_out:
+            self.killed_from_outside.add(worker.rank)
+        elif told is not None:
             self.explained[worker.rank] = self.out_of_memory[worker.rank] = told
+
+    def told_by_kernel(self) -> dict[int, str]:
+        """For each rank that was killed, what the kernel's counters say of that."""
+        outside = set(self.killed_from_outside) - set(self.why_ended)
+        return self.out_of_memory | dict.fromkeys(outside, RULED_OUT)
 
     def endings(self) -> list[WorkerEnding]:
         """How the workers ended: first those that did, in their order, then the rest."""

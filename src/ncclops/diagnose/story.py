@@ -106,7 +106,7 @@ def tell(
         if report.record.cause == _RETURNED_EARLY:
             told = _with_exit(told, _exits(event_log.read(paths.events)).get(told.rank))
     elif failure is not None:
-        told = _of_failure(failure, paths, attempt)
+        told = _of_failure(failure, paths, attempt, None if found is None else found["class"])
     elif found is not None:
         told = Story(what=str(found["summary"]), rank=found["rank"])
     else:
@@ -313,14 +313,14 @@ def _of_incident(report: IncidentReport) -> Story:
     )
 
 
-def _of_failure(failure: FirstFailure, paths: RunPaths, attempt: int) -> Story:
+def _of_failure(failure: FirstFailure, paths: RunPaths, attempt: int, class_: str | None) -> Story:
     error = read_error(paths.rank(failure.rank).error(attempt))
     code = own_code.of_traceback((error and error.traceback) or "\n".join(failure.tail))
     host = f" on {failure.host}" if failure.host else ""
     what = f"rank {failure.rank}{host} {describe_failure(failure.exit_code, failure.signal)}"
     if failure.message:
         what += f": {failure.message}"
-    elif hint := signal_hint(failure.signal):
+    elif class_ != "preempted" and (hint := signal_hint(failure.signal)):
         what += f" ({hint})"
     at = f" at {place(code[-1])}" if code else ""
     return Story(what=what + at, rank=failure.rank, host=failure.host or None, code=code)

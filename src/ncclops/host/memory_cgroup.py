@@ -49,11 +49,11 @@ class MemoryCgroup:
         limit, used = self.limit(), _number(self.directory / self._files.used)
         if limit is None or used is None:
             return None
-        return limit - used + (_value(self.directory / "memory.stat", self._files.inactive) or 0)
+        return limit - used + (counter(self.directory / "memory.stat", self._files.inactive) or 0)
 
     def oom_kills(self) -> int | None:
         """How many processes of it the kernel's OOM killer has ended."""
-        return _value(self.directory / self._files.events, "oom_kill")
+        return counter(self.directory / self._files.events, "oom_kill")
 
     @property
     def _files(self) -> _Files:
@@ -86,7 +86,7 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _value(file: Path, name: str) -> int | None:
+def counter(file: Path, name: str) -> int | None:
     """The number after ``name`` in a file with one such pair on each line."""
     try:
         pairs = [line.split() for line in file.read_text().splitlines()]

@@ -20,6 +20,7 @@ key                       meaning
 ``<k>/first-returned``    the first of them, as a Fault, which it is if its peers still needed it
 ``<k>/silent``            how many ranks were silent when they heard of the fault of another one
 ``<k>/first-silent``      the first of them, as a Fault, which it is if the others waited for it
+``<k>/busy``, ``<k>/first-busy``  likewise, of ranks that did something else for as long
 ``<k>/arrived/``…         the roll of the ranks that reached the barrier at the end of *k*
 ``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
@@ -256,13 +257,16 @@ class Ledger:
         return None
 
     def note_silent(self, iteration: int, fault: Fault) -> None:
-        """Note that this rank was silent when another one's fault ended ``iteration``.
+        """Note that this rank was silent when another one's fault ended ``iteration``, or did
+        something else: then no timeout was exceeded, and any that was silent comes before it.
 
-        Kept of the first: it is the cause if the others waited for it.
+        Kept of the first of either: it is the cause if the others waited for it.
         """
+        is_busy = fault.kind is FaultKind.SOFT_TIMEOUT and fault.timeout is None
+        what = "busy" if is_busy else "silent"
         with contextlib.suppress(AdditionUnknown):
-            if self._store.add(f"{iteration}/silent", 1) == 1:
-                self._store.publish(f"{iteration}/first-silent", fault.to_json())
+            if self._store.add(f"{iteration}/{what}", 1) == 1:
+                self._store.publish(f"{iteration}/first-{what}", fault.to_json())
 
     def cause_so_far(self, iteration: int) -> Fault | None:
         """What the faults that are recorded in ``iteration`` most likely follow from."""
@@ -353,8 +357,9 @@ class Ledger:
         gone = [Fault.from_json(line) for line in self._store.read_log("gone")]
         arrivals = list(map(Arrival.from_json, self._store.read_log(f"{iteration}/arrivals")))
         faults = without_repeats(self._faults(iteration))
-        silent, returned = (self._first(iteration, what) for what in ("silent", "returned"))
-        faults = with_hidden_cause(faults, silent, returned)
+        names = ("silent", "returned", "busy")
+        silent, returned, busy = (self._first(iteration, what) for what in names)
+        faults = with_hidden_cause(faults, silent, returned, busy)
         world = self._world_of(iteration)
         gone_ranks = frozenset(fault.initial_rank for fault in gone).union(gone_before)
         unrecorded = map(int, self._store.read_log(f"{iteration}/faulty"))
@@ -469,7 +474,7 @@ class Ledger:
         # No rank reads it any more: none is more than one iteration behind the others.
         names = ("faults", "faults/counts", "faulty", "outcome", "arrivals", "done")
         later = ("arrived/again", "completed/again", "world")
-        candidates = ("first-returned", "silent", "first-silent")
+        candidates = ("first-returned", "silent", "first-silent", "busy", "first-busy")
         self._delete(*(f"{iteration}/{name}" for name in (*names, *later, *candidates)))
 
     def outdated(

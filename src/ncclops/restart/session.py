@@ -20,10 +20,11 @@ from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._groups import gloo_sockets
 from ncclops.restart._groups.backends import nccl_error
 from ncclops.restart._groups.ending import wait_for_groups_to_end
+from ncclops.restart._groups.recorder import begun_operations
 from ncclops.restart._interrupt.main_thread import Interrupter, wake_signal
 from ncclops.restart._monitor.client import MonitorClient
 from ncclops.restart._monitor.link import Watch
-from ncclops.restart._silence import own_silence
+from ncclops.restart._silence import LastOperation, own_silence
 from ncclops.restart._store.addresses import reachable_host
 from ncclops.restart._store.client import StoreClient
 from ncclops.restart._store.connections import Connections
@@ -76,6 +77,7 @@ class Session:
         self._world_size = state.initial_world_size
         self._main_thread = threading.get_ident()
         self._groups_made_in: int | None = None  # the iteration, with env://
+        self._last_operation = LastOperation()
         self._nccl_error_in: int | None = None  # the iteration; once in each is enough
         self._aborted_in: int | None = None  # the latest iteration whose groups were aborted
         with contextlib.ExitStack() as stack:
@@ -124,7 +126,7 @@ class Session:
                 settings.heartbeat_timeout,
                 lambda: not self.interrupter.is_overdue,
                 self._client.on_message,
-                self._report_nccl_error,
+                self._at_each_tick,
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
@@ -225,10 +227,14 @@ class Session:
     def _own_silence(self) -> Fault | None:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
-        return own_silence(page, self._main_thread, self._rank, had_groups=had_groups)
+        self._last_operation.look(begun_operations())
+        return own_silence(
+            page, self._main_thread, self._rank, self._last_operation, had_groups=had_groups
+        )
 
-    def _report_nccl_error(self) -> None:
-        """Watchdog thread, at each tick."""
+    def _at_each_tick(self) -> None:
+        """Watchdog thread."""
+        self._last_operation.look(begun_operations())
         iteration = self.iteration
         if self.monitor_process.page.watch != Watch.SOFT_AND_HARD:
             return
@@ -259,6 +265,7 @@ class Session:
         self._connections.begin(iteration)
         page = self.monitor_process.page
         page.iteration, page.number = iteration, self._state.rank
+        self._last_operation.iteration_begins()
         page.phase_soft_s = page.phase_hard_s = 0.0
         page.abort_began = page.blocked_since = 0.0
         if self._snapshots is not None:

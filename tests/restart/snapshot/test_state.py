@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from ncclops.restart.snapshot import Rng, SnapshotError, Snapshots, _objects
 from ncclops.restart.snapshot._blobs import Blob, is_intact, lay_out, layout_of, read_header, unpack
@@ -477,3 +480,14 @@ def test_a_scaler_of_an_interrupted_step_begins_the_next_one() -> None:
 def test_a_value_of_another_type_is_refused_with_what_to_give(given: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         Snapshots(**({"state": {"counts": {}}} | given))
+
+
+PLACEMENTS = [Replicate(), Shard(1), _StridedShard(0, split_factor=2)]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=["replica", "shard", "strided-shard"])
+@pytest.mark.parametrize("written", [str, repr])
+def test_each_placement_is_read_again(placement: Any, written: Callable[[Any], str]) -> None:
+    """That of FSDP2 over tensor parallelism was kept and then refused, which ended the job."""
+    again = _objects._placement(written(placement))
+    assert (type(again), str(again)) == (type(placement), str(placement))

@@ -47,6 +47,15 @@ def recorded_groups() -> list[int]:
     return list(map(int, recorded().get("pg_status", ())))
 
 
+def begun_operations() -> list[Any]:
+    """The groups of this process, and counts of what it has begun in them; where the recorder is
+    off, nothing. To be compared with what it was before."""
+    both = recorded(), recorded("_dump_fr_trace")
+    groups = [sorted(of["pg_config"]) for of in both if of.get("pg_config")]
+    of_groups = [status for of in both for status in of.get("pg_status", {}).items()]
+    return [*groups, *((group, each.get("last_enqueued_collective")) for group, each in of_groups)]
+
+
 def recorded_of_gloo() -> dict[Any, dict[str, int]]:
     """What the recorder has of Gloo's groups, by its numbers; of ended ones as well."""
     found: dict[Any, dict[str, int]] = recorded("_dump_fr_trace").get("pg_status", {})

@@ -13,12 +13,16 @@
   ``with lock:`` as well (cpython#148874).
 - The end of a group of NCCL's operations, which may fail, and has to be put right for torch then.
 - ``__enter__`` and ``__exit__``: a lock would stay locked, a mode of torch stay in force.
+- What torch's C++ asks of tensors that are written in Python, as all are while torch compiles: some
+  of that code takes no exception (``noexcept``), which would end the process. A call of C is such a
+  place as well there, as the exception would arrive in the first Python function that it calls.
 
-None of them lasts long as a rule; in the last ones a function may wait as well.
+None of them lasts long as a rule; in the last two a function may wait as well.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
 import logging
 import multiprocessing.connection
@@ -53,6 +57,14 @@ _WAITS = (
 # Python's own part of an import.
 _IMPORTS = ("<frozen importlib._bootstrap>", "_find_and_load")
 
+# Of torch, on the stack of the main thread for as long as a compile takes.
+_COMPILES = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
+# What C++ calls of these tensors, and of numbers that are not known yet.
+_CALLED_BY_TORCH = {"__torch_dispatch__", "find_torch_dispatch_rule"}
+_NUMBERS = "/torch/fx/experimental/sym_node.py"
+# Where Python itself takes up an exception and no C is under way.
+_BETWEEN_CALLS = {"RESUME", "JUMP_BACKWARD"}
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -70,9 +82,13 @@ class Delicate(enum.Enum):
     YES = enum.auto()
 
 
-def how_delicate(stack: Iterable[CodeType]) -> Delicate:
-    """How delicate it is to interrupt a thread with these functions on its stack."""
-    codes = set(stack)
+def how_delicate(stack: Iterable[CodeType], instruction: int = -1) -> Delicate:
+    """How delicate it is to interrupt a thread with these functions on its stack.
+
+    The innermost comes first, and is at ``instruction`` (``f_lasti`` of its frame).
+    """
+    ordered = list(stack)
+    codes = set(ordered)
     names = {code.co_name for code in codes}
     never = _STARTS_A_PROCESS | _MARKED | {_FINALIZES}
     if codes & never or "__del__" in names:
@@ -85,7 +101,18 @@ def how_delicate(stack: Iterable[CodeType]) -> Delicate:
         return Delicate.YES
     if codes & _iterator_methods("_next_data") and not any(waits <= codes for waits in _WAITS):
         return Delicate.YES
-    return Delicate.BRIEFLY if names & {"__enter__", "__exit__"} else Delicate.NO
+    if names & {"__enter__", "__exit__"}:
+        return Delicate.BRIEFLY
+    if any(code.co_filename.endswith(_COMPILES) for code in codes):
+        by_torch = names & _CALLED_BY_TORCH
+        by_torch |= {code.co_name for code in codes if code.co_filename.endswith(_NUMBERS)}
+        if by_torch or _opname(ordered[0], instruction) not in _BETWEEN_CALLS:
+            return Delicate.BRIEFLY
+    return Delicate.NO
+
+
+def _opname(code: CodeType, instruction: int) -> str:
+    return dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
 
 
 def _iterator_methods(name: str) -> set[CodeType]:

@@ -297,11 +297,11 @@ class Interrupter:
                 sys.unraisablehook = before
 
     def _how_delicate(self) -> Delicate:
-        return how_delicate(self._functions())
-
-    def _functions(self) -> Iterable[CodeType]:
-        """What the main thread is in, from the innermost to what the loop has called."""
         frame = sys._current_frames().get(self._thread_id)
+        return how_delicate(self._functions(frame), -1 if frame is None else frame.f_lasti)
+
+    def _functions(self, frame: FrameType | None) -> Iterable[CodeType]:
+        """What the main thread is in, from the innermost ``frame`` to what the loop has called."""
         while frame is not None and frame.f_code is not self._outermost:
             yield frame.f_code
             frame = frame.f_back

@@ -373,15 +373,22 @@ def _size(lengths: list[int]) -> Any:
 
 
 def _placement(text: str) -> Any:
-    """What ``str`` of a placement says: ``R`` or ``S(0)``, in some versions ``Replicate()``..."""
+    """What ``str`` of a placement says: ``R`` or ``S(0)``, in some versions ``Replicate()``...
+
+    ``_S(0, 2)`` is of a tensor that is cut by tensor parallelism and again, within that, by FSDP2.
+    """
     from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
 
     if text in ("R", "Replicate()"):
         return Replicate()
     head, _, rest = text.partition("(")
-    number = rest.rstrip(")").removeprefix("dim=")
-    if head in ("S", "Shard") and number.isdecimal():
-        return Shard(int(number))
+    numbers = [each.strip().rpartition("=")[2] for each in rest.rstrip(")").split(",")]
+    if all(each.isdecimal() for each in numbers):
+        if head in ("S", "Shard") and len(numbers) == 1:
+            return Shard(int(numbers[0]))
+        if head in ("_S", "_StridedShard") and len(numbers) == 2:
+            return _StridedShard(int(numbers[0]), split_factor=int(numbers[1]))
     raise SnapshotError(f"a tensor was kept with the placement {text!r}: only shards and replicas")
 
 

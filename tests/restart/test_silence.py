@@ -1,0 +1,92 @@
+"""What a rank says of itself that has not come to what others wait for, though it is not silent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from torch import distributed as dist
+
+from ncclops.restart._monitor.link import Page, Watch, create_page_fd
+from ncclops.restart._silence import LastOperation, own_silence
+from ncclops.restart.agreement import Arrival
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.ledger import Ledger
+
+BEGUN = [["default_pg"], ("0", 5)]
+# How the recorder is, and whether the rank has made groups in this iteration.
+KNOWN: dict[str, tuple[list[object], bool]] = {
+    "no group yet": ([], False),
+    "a group that is not used": ([["default_pg"]], True),
+}
+
+
+@pytest.fixture
+def main_thread() -> Iterator[int]:
+    """A thread that is in its own code."""
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait, args=(60,))
+    thread.start()
+    yield thread.ident or 0
+    ends.set()
+    thread.join()
+
+
+def said(begun: list[object], main_thread: int, soft_s: float, *, had_groups: bool) -> Fault | None:
+    """It runs Python, and its groups have been idle for more than half of ``soft_s``."""
+    page, last = Page(create_page_fd()), LastOperation()
+    page.soft_s, page.watch, page.main_beat = soft_s, Watch.SOFT_AND_HARD, Page.now() + 60
+    last.look(begun)
+    return own_silence(page, main_thread, 1, last, had_groups=had_groups)
+
+
+@pytest.fixture
+def has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose default group is there."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+
+
+@pytest.mark.parametrize("known", KNOWN)
+def test_a_rank_that_did_something_else_says_so(
+    request: pytest.FixtureRequest, known: str, main_thread: int
+) -> None:
+    """Those that waited for it were blamed: for an evaluation, an import in a new process."""
+    begun, had_groups = KNOWN[known]
+    if had_groups:
+        request.getfixturevalue("has_groups")
+    fault = said(begun, main_thread, 1e-9, had_groups=had_groups)
+    assert fault is not None
+    assert (fault.kind, fault.timeout, fault.lacks_a_peer) == (FaultKind.SOFT_TIMEOUT, None, False)
+    assert "call.phase()" in fault.summary
+
+
+@pytest.mark.usefixtures("has_groups")
+@pytest.mark.parametrize(
+    ("begun", "soft_s"), [([], 1e-9), (BEGUN, 600.0)], ids=["recorder off", "an operation just now"]
+)
+def test_it_says_nothing_where_others_cannot_have_waited_for_it(
+    begun: list[object], soft_s: float, main_thread: int
+) -> None:
+    assert said(begun, main_thread, soft_s, had_groups=True) is None
+
+
+@pytest.mark.parametrize("also_silent", [False, True])
+def test_it_is_the_cause_where_none_was_silent_but_those_that_waited(also_silent: bool) -> None:
+    ledger = Ledger(dist.HashStore(), 3)
+    exceeded = ExceededTimeout("soft", 4.0, 4.2, "main-thread")
+
+    def silent(rank: int, *, timeout: ExceededTimeout | None, due_to_peer: bool = False) -> Fault:
+        fields = {"kind": FaultKind.SOFT_TIMEOUT, "initial_rank": rank, "rank": rank}
+        given = {"iteration": 0, "at": 0.0, "summary": f"rank {rank}", "timeout": timeout}
+        return Fault(**fields, **given, due_to_peer=due_to_peer)  # type: ignore[arg-type]
+
+    ledger.record_fault(0, silent(0, timeout=exceeded, due_to_peer=True))
+    ledger.note_silent(0, silent(1, timeout=None))
+    if also_silent:
+        ledger.note_silent(0, silent(2, timeout=exceeded))
+    for rank in range(3):
+        ledger.arrive(0, Arrival(rank, rank, 3), frozenset())
+    faults = ledger.whole_agreement(0)
+    assert faults is not None
+    assert faults.faults[0].initial_rank == (2 if also_silent else 1)
