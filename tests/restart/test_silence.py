@@ -42,9 +42,11 @@ def said(begun: list[object], main_thread: int, soft_s: float, *, had_groups: bo
 
 
 @pytest.fixture
-def has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process whose default group is there."""
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+def has_groups() -> Iterator[None]:
+    """The default group, of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("known", KNOWN)
