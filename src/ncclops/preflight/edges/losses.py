@@ -64,7 +64,9 @@ def _of_groups(
     claims = list[Claim]()
     for by, first, second in _wide(live, groups):
         hits = {edge for edge in losing if _is_between(edge, first, second)}
-        if not hits or not _everywhere(hits, lost - hits, first, second):
+        # Of all hosts what was not looked at counts as quiet: the rest may be that of a few.
+        said_nothing = lost - hits if by else set[Edge]()
+        if not hits or not _everywhere(hits, said_nothing, first, second):
             continue
         shape: Shape = "group" if by else "everything"
         claim = Claim(shape, tuple(sorted(first)), tuple(sorted(second)), both_ways=bool(by), by=by)
