@@ -196,6 +196,36 @@ def test_an_edge_whose_last_few_tries_fail_beside_a_rule_for_ports_is_of_that_ru
     assert (cause.kind, cause.shape, cause.a) == ("ports", "host-in", (2,))
 
 
+def test_what_time_ran_out_on_is_tried_again_after_what_failed() -> None:
+    """And counts only by what comes of that: where time runs out again, nothing is known."""
+    first = outcomes({(0, 3): Seen(dst=3), (0, 4): dead(4)})
+    first[0] = msgspec.structs.replace(first[0], skipped=(2, 3))
+    assert schedule.again(N, first) == {0: (4, 3)}
+    hosts = tuple(map(host, range(N)))
+    some: dict[int, How] = {1: "timeout", 2: "timeout", 3: "timeout", 4: "timeout"}
+    seen = Seen(dst=3, failed=some, passed=(6, 7))
+    first = {**outcomes({}), 0: Outcome(src=0, skipped=(3,), seen=(seen,))}
+    for second, unknown, kinds in (
+        (Outcome(src=0, seen=(seen,), skipped=(3,)), 1, []),
+        (Outcome(src=0, seen=(msgspec.structs.replace(seen, repeated=True),)), 0, ["ports"]),
+        (Outcome(src=0), 1, []),
+    ):
+        verdict = judge(hosts, first, {**outcomes({}), 0: second}, expected=N, least=N)
+        assert (verdict.unknown_edges, [each.kind for each in verdict.causes]) == (unknown, kinds)
+
+
+def test_data_that_one_end_alone_measures_as_slow_is_not_slow() -> None:
+    """The other end has measured as well, and reports only what takes long."""
+    slow = {(0, 1): Seen(dst=1, passed=(1,), out_s=0.7, in_s=0.001)}
+    first = outcomes(slow, data_s=0.001)
+    hosts = tuple(map(host, range(N)))
+    assert judge(hosts, first, {}, expected=N, least=N).causes == ()
+    # Nobody knows where that end had no time to look.
+    first[1] = msgspec.structs.replace(first[1], skipped=(0,))
+    (cause,) = judge(hosts, first, {}, expected=N, least=N).causes
+    assert (cause.kind, cause.a, cause.b) == ("bandwidth", (0,), (1,))
+
+
 def test_in_a_small_job_all_that_failed_is_tried_again() -> None:
     """An edge between two hosts with which most edges fail, as well."""
     seen = {edge: dead(edge[1]) for edge in edges_between(range(N), (0, 1))}
@@ -345,6 +375,7 @@ def test_losses_that_leave_no_host_out_are_no_few_hosts_own() -> None:
 def test_a_queue_that_is_full_on_one_edge_and_loses_packets_on_the_others_is_the_hosts() -> None:
     lossy = {(3, dst): passing(dst, 20) for dst in (0, 1, 2, 4)}
     lossy[3, 5] = msgspec.structs.replace(passing(5, 0), out_s=5.0, in_s=0.002)
+    lossy[5, 3] = msgspec.structs.replace(passing(3, 0), out_s=0.002, in_s=5.0)
     (cause,) = judged(map(host, range(N)), lossy).causes
     assert (cause.kind, cause.severity, cause.shape, cause.hosts) == (
         "loss",
@@ -435,6 +466,20 @@ def test_two_hosts_with_one_address_that_fall_silent_are_one_cause() -> None:
     assert verdict.failed_edges == 0
 
 
+def test_a_host_that_falls_silent_as_another_machine_has_its_address_is_one_cause() -> None:
+    hosts = [host(number) for number in range(N)]
+    hosts[4] = msgspec.structs.replace(hosts[4], conflict="02:00:00:00:00:99")
+    given = {src: each for src, each in outcomes({}).items() if src != 4}
+    (cause,) = judge(tuple(hosts), given, given, expected=N, least=N).causes
+    assert (cause.kind, cause.severity, cause.hosts) == ("duplicate-address", "FAIL", (4,))
+    # One that answers lives: nobody is convicted.
+    causes = judge(tuple(hosts), given, given, expected=N, least=N, answering={4}).causes
+    assert [(each.kind, each.severity, each.hosts) for each in causes] == [
+        ("duplicate-address", "WARN", ()),
+        ("late", "CANNOT-TELL", ()),
+    ]
+
+
 def test_an_address_that_another_host_has_beside_its_own_is_one_cause() -> None:
     """Host 2 has that of host 4 as well, and answers for it: neither is at fault by its edges."""
     hosts = [host(number) for number in range(N)]
@@ -521,6 +566,7 @@ def test_a_host_with_little_bandwidth_is_said_and_not_convicted() -> None:
 def test_what_waits_for_a_host_with_little_bandwidth_is_no_finding_of_its_own() -> None:
     """Host 4's data to host 2 is said to have arrived late, behind what host 2 sends."""
     seen = {(2, dst): Seen(dst=dst, passed=(1,), out_s=0.5, in_s=0.01) for dst in (0, 1, 3, 4, 5)}
+    seen |= {(src, 2): Seen(dst=2, passed=(1,), out_s=0.01, in_s=0.5) for _, src in [*seen]}
     seen[4, 2] = Seen(dst=2, passed=(1,), out_s=0.3, in_s=0.5)
     seen[2, 4] = Seen(dst=4, passed=(1,), out_s=0.5, in_s=0.3)
     first = {

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
 from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
 from ncclops.preflight.edges.model import Facts, Outcome, Plan
+from ncclops.preflight.edges.run import Limits, gather_facts
 
 LIMIT = timedelta(seconds=60)
 DEEP = '{"name": "n1", "uid": "1", "of_another_version": ' + "[" * 100_000
@@ -41,3 +43,17 @@ def test_a_plan_that_cannot_be_read_is_said_in_a_line(store: dist.TCPStore, said
     store.set("ncclops-preflight/none/0/plan", said)
     with pytest.raises(Unmet, match="the plan that came from the host that gathers"):
         asyncio.run(meeting(store).hear("plan", Plan, 5.0))
+
+
+@pytest.mark.parametrize(("conflict", "came"), [("02:00:00:00:00:99", 2), ("", 2), ("02::", 1)])
+def test_facts_that_another_machine_takes_are_not_waited_for(
+    store: dist.TCPStore, conflict: str, came: int
+) -> None:
+    """Where all have come and one tells of a machine with its address. Else to the end."""
+    store.add("ncclops-preflight/none/came", came)
+    told = Facts(name="n0", uid="0", conflict=conflict)
+    store.set("ncclops-preflight/none/0/facts/0", msgspec.json.encode(told).decode())
+    is_taken = bool(conflict) and came == 2
+    within_s, limits = (1000.0 if is_taken else 0.3), Limits(slack=0.05)
+    found = asyncio.run(gather_facts(meeting(store), 2, within_s, limits.slack))
+    assert {number: each.name for number, each in found.items()} == {0: "n0"}

@@ -16,7 +16,7 @@ from ncclops.preflight.checks.counted import over
 from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
 from ncclops.preflight.traits import traits
-from tests.preflight.machines import KINDS, make
+from tests.preflight.machines import KINDS, Machine, make
 from tests.preflight.more_defects import DEFECTS
 from tests.preflight.planting import Defect
 from tests.preflight.real_machines import MACHINES
@@ -70,6 +70,7 @@ def test_each_remedy_is_for_something_that_is_found() -> None:
         machine = make(0)
         machine.log = [(60.0, f"NVRM: Xid (PCI:0000:19:00): {code} pid=1, x")]
         told |= {each.remedy for each in judge(machine.node())}
+    told |= {each.remedy for each in judge(_without_fabric_manager().node())}
     assert {text for each in catalogue().values() for text in each.remedies.values()} <= told
 
 
@@ -88,6 +89,28 @@ def test_the_fabric_manager_of_a_rack_is_not_looked_for_on_its_hosts() -> None:
         del machine.files[path]
     (remedy,) = {each.remedy for each in judge(machine.node()) if each.check == "gpu.fabric"} - {""}
     assert remedy == catalogue()["gpu.fabric"].remedies["rack"]
+
+
+def _without_fabric_manager() -> Machine:
+    """GPU 0's registration has failed, the others' are under way."""
+    machine = make(KINDS.index("hgx-ib"))
+    machine.files["proc/driver/nvidia-nvswitch/devices/0000:05:00.0"] = ""
+    machine.processes = [each for each in machine.processes or [] if "fabric" not in each.name]
+    for number, gpu in enumerate(machine.gpus):
+        gpu["fabric"] = {"state": 2, "status": 0} if number else {"state": 3, "status": 15}
+    return machine
+
+
+def test_gpus_that_wait_for_a_fabric_manager_refer_to_it() -> None:
+    """Not one whose registration has failed: that is another cause."""
+    machine = _without_fabric_manager()
+    findings = [each for each in judge(machine.node()) if each.status is Status.FAIL]
+    remedies = {each.subject: each.remedy for each in findings if each.check == "gpu.fabric"}
+    fabric = catalogue()["gpu.fabric"]
+    assert remedies.pop("GPU 0") == fabric.remedy
+    assert {*remedies.values()} == {fabric.remedies["stopped"]}
+    assert "gpu.fabric-manager" in fabric.remedies["stopped"]
+    assert "gpu.fabric-manager" in {each.check for each in findings}
 
 
 @pytest.mark.parametrize(("rate", "said"), [("200", set()), ("400", {"nic.pcie"})])

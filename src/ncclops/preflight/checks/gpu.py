@@ -304,13 +304,16 @@ def fabric(check: Check, node: Node) -> Iterator[Finding]:
     # GPUs of several hosts have a cluster, and their switches are in none of these.
     is_of_rack = any(info.cluster.strip("0") for _, info in known) and not _managed(node)
     where = "rack" if is_of_rack and not nvswitches(node) else ""
+    # No registration begins or ends without it: one cause, of which the other check tells.
+    waits = "stopped" if _lacks_manager(node) else where
     for gpu, info in known:
         if info.state == _FABRIC_NONE:
             yield check.ok(name_of(gpu), "no fabric")
             continue
         bad = _fabric_problem(info)
         if bad:
-            yield check.bad(name_of(gpu), bad, where)
+            is_waiting = info.state in (_FABRIC_NOT_STARTED, _FABRIC_IN_PROGRESS)
+            yield check.bad(name_of(gpu), bad, waits if is_waiting else where)
         else:
             cliques[info.cluster, info.clique].append(gpu)
             yield check.ok(name_of(gpu), f"registered, clique {info.clique}")
@@ -337,8 +340,7 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     version = loaded_version(node) or node.driver.version
     is_seen = sees_host(node)
     has = f"{len(switches or managed)} NVSwitch{' ports' if managed else 'es'}"
-    # The kernel cuts names after 15 letters.
-    if is_seen and not runs(node, "nv-fabricmanage"):
+    if _lacks_manager(node):
         yield check.bad(HOST, f"{has}, and it does not run", "stopped")
     elif is_seen and managed and not runs(node, "nvlsm"):
         # What is registered goes on; a GPU or a link that starts again does not come back.
@@ -427,6 +429,13 @@ RULES: Mapping[str, Rule] = {
     "gpu.processes": processes,
     "gpu.pcie": pcie,
 }
+
+
+def _lacks_manager(node: Node) -> bool:
+    """Whether this host has switches, and no fabric manager runs."""
+    has = bool(nvswitches(node) or _managed(node))
+    # The kernel cuts names after 15 letters.
+    return has and sees_host(node) and not runs(node, "nv-fabricmanage")
 
 
 def _managed(node: Node) -> list[str]:

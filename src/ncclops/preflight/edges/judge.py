@@ -20,8 +20,7 @@ from ncclops.preflight.edges.model import (
     Symptom,
     Verdict,
 )
-from ncclops.preflight.edges.rounds import NOTABLE_DATA_S, NOTABLE_RTT_MS
-from ncclops.preflight.edges.states import States
+from ncclops.preflight.edges.states import NOTABLE_DATA_S, NOTABLE_RTT_MS, States
 
 # A round trip is slow at ten times the median of the cluster, if it is above what any network of
 # one building has. Where all of them are above this (a queue, another continent), all are slow.
@@ -135,7 +134,11 @@ class _Look:
     def causes(self) -> list[Cause]:
         found, answers = self._found, self.answers
         lost = found.dead | found.unknown | found.unsure | answers
-        doubtful = (found.unsure - answers) | found.flaky | (self._thin - self._of_thin_hosts(lost))
+        # What is doubtful with a host whose ports are blocked is no word on the other end.
+        blocking = states.with_many(found.ports - answers - found.unsure)
+        beside = {edge for edge in found.unsure if blocking.intersection(edge)}
+        waiting = self._thin - self._of_thin_hosts(lost)
+        doubtful = (found.unsure - answers - beside) | found.flaky | waiting
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
         # A host that stood still for some seconds has failed once, and lost nothing at random.
@@ -182,7 +185,8 @@ class _Look:
         no_data = {edge for edge in seen - found.data_s.keys() if edge[::-1] in seen} | lost
         thin = without_echoes(self._claims(self._thin - chance, no_data.__contains__))
         # Data that was sent again takes long: one edge, among several that lose some, is no other.
-        often = often_flaky(found)
+        # Not where all that is lost is so between groups, and the edge is of none.
+        often = often_flaky(found, without=self._within([each for each in losses if each.by]))
         thin = [each for each in thin if len(each.explained) > 1 or not often & {*each.a, *each.b}]
         thin = starred(thin, both_ways=False)
         made += [self._cause("bandwidth", claim) for claim in thin]
@@ -365,7 +369,7 @@ class _Look:
         if symptom == "loss":
             looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
             tried = sum(len(each.failed) + len(each.passed) for each in looked)
-            facts["lost"], facts["tried"] = str(sum(map(states.losses, looked))), str(tried)
+            facts["lost"], facts["tried"] = str(sum(map(states.failing, looked))), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))
         if symptom == "large":
@@ -565,8 +569,9 @@ class _Look:
 
 def _beyond(usual: Sequence[float], least: float) -> float:
     """Above this a figure is an outlier among the hosts' medians; never below ``least``."""
-    middle = statistics.median(usual) if usual else 0.0
-    spread = 1.4826 * statistics.median(abs(each - middle) for each in usual or (0.0,))
+    # The lower of the two in the middle: half of the hosts may be outliers.
+    middle = statistics.median_low(usual) if usual else 0.0
+    spread = 1.4826 * statistics.median_low(abs(each - middle) for each in usual or (0.0,))
     return max(least, _SLOW_RATIO * middle, middle + _SLOW_SPREADS * spread)
 
 

@@ -38,11 +38,14 @@ def who_is_out(
     reach it, that may open too few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
-    shared = _shared(hosts, lambda each: each.place.address if each.place else "")
+    shared = _shared(hosts, _address)
     # Each takes the other's packets: that is why the meeting has lost them.
-    taken = {n for _, sharing in shared if not _each_its_own(hosts, sharing) for n in sharing}
+    taken = sharing_an_address(hosts)
     silent = [n for n in unheard(hosts, first, second) if not _answers(n, first, second)]
     silent = [n for n in silent if n not in taken and n not in answering]
+    # That another machine has its address is why it falls silent.
+    claimed = [n for n in silent if hosts[n].conflict]
+    silent = [n for n in silent if not hosts[n].conflict]
     files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
@@ -50,6 +53,10 @@ def who_is_out(
     for kind, found in kinds.items():
         causes += [_of_host(kind, each, hosts[each]) for each in found if each not in out]
         out |= set(found)
+    for number in claimed:
+        if number not in out:
+            causes.append(_claimed("FAIL", number, hosts[number], hosts=(number,)))
+    out |= {*claimed}
     for address, sharing in shared:
         numbers = tuple(each for each in sharing if each not in out)
         if len(numbers) < 2:
@@ -67,6 +74,16 @@ def who_is_out(
             causes.append(_cause("duplicate-mac", "FAIL", numbers, hosts=numbers[1:], mac=mac[:17]))
             out |= set(numbers)
     return out, causes
+
+
+def sharing_an_address(hosts: Sequence[Facts]) -> set[int]:
+    """The hosts that claim one address from each other."""
+    shared = _shared(hosts, _address)
+    return {n for _, sharing in shared if not _each_its_own(hosts, sharing) for n in sharing}
+
+
+def _address(host: Facts) -> str:
+    return host.place.address if host.place else ""
 
 
 def unheard(
@@ -165,17 +182,22 @@ def claimed_elsewhere(
         if place is None or not each.conflict or place.address in told:
             continue
         severity: Severity = "FAIL" if trouble or each.conflict in macs else "WARN"
-        made.append(
-            _cause(
-                "duplicate-address",
-                severity,
-                (number,),
-                address=place.address,
-                their_mac=each.conflict,
-                mac=place.mac,
-            )
-        )
+        made.append(_claimed(severity, number, each))
     return made
+
+
+def _claimed(severity: Severity, number: int, host: Facts, *, hosts: tuple[int, ...] = ()) -> Cause:
+    """Another machine answers for the address of ``host``."""
+    place = host.place
+    return _cause(
+        "duplicate-address",
+        severity,
+        (number,),
+        hosts=hosts,
+        address=place.address if place else "",
+        their_mac=host.conflict,
+        mac=place.mac if place else "",
+    )
 
 
 _OF_AN_ADDRESS = ("duplicate-address", "wrong-interface")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ncclops.preflight.edges import schedule
@@ -63,15 +63,13 @@ def _of_groups(
     """Everything, or two groups, where all edges lose; and what explains the rest."""
     claims = list[Claim]()
     for by, first, second in _wide(live, groups):
-        if len(losing) < _WIDE * len(first) * (len(second) - 1):
-            continue  # however they lie; thousands of hosts have millions of edges
-        edges = schedule.edges_between(first, second)
-        edges |= {edge[::-1] for edge in edges}
-        hits = edges & losing
-        if not _everywhere(hits, edges, first, second):
+        hits = {edge for edge in losing if _is_between(edge, first, second)}
+        # Of all hosts what was not looked at counts as quiet: the rest may be that of a few.
+        said_nothing = lost - hits if by else set[Edge]()
+        if not hits or not _everywhere(hits, said_nothing, first, second):
             continue
         shape: Shape = "group" if by else "everything"
-        claim = Claim(shape, first, second, both_ways=bool(by), by=by)
+        claim = Claim(shape, tuple(sorted(first)), tuple(sorted(second)), both_ways=bool(by), by=by)
         claims.append(replace(claim, explained=frozenset(hits)))
         losing -= hits
     rest = explain(live, losing, lambda edge: edge in lost or edge in found.flaky, groups)
@@ -192,24 +190,25 @@ def without_echoes(thin: Sequence[Claim]) -> list[Claim]:
 
 def _wide(
     live: Sequence[int], groups: Groups
-) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+) -> Iterator[tuple[str, frozenset[int], frozenset[int]]]:
     """Between groups, and everywhere: what may lose so much that many edges show it."""
     for by, named in groups.items():
         for (a, first), (b, second) in itertools.combinations(named.items(), 2):
             if min(len(first), len(second)) >= 2:
-                yield f"{by}: {a}, {b}", tuple(first), tuple(second)
+                yield f"{by}: {a}, {b}", frozenset(first), frozenset(second)
     if len(live) >= _MANY_HOSTS:
-        yield "", tuple(live), tuple(live)
+        yield "", frozenset(live), frozenset(live)
 
 
-def often_flaky(found: States) -> set[int]:
-    """Hosts with so many edges that have failed once, or lose connections, that it is no chance."""
-    return {end for end, count in _troubled(found).items() if count >= _FLAKY}
+def often_flaky(found: States, without: Collection[Edge] = ()) -> set[int]:
+    """Hosts with so many edges that have failed once, or lose connections, that it is no chance;
+    not counting those ``without`` which they are."""
+    return {end for end, count in _troubled(found, without).items() if count >= _FLAKY}
 
 
-def _troubled(found: States) -> Counter[int]:
+def _troubled(found: States, without: Collection[Edge] = ()) -> Counter[int]:
     """How many edges of each host have failed once, or lose connections."""
-    return Counter(end for edge in found.loss | found.flaky for end in edge)
+    return Counter(end for edge in (found.loss | found.flaky).difference(without) for end in edge)
 
 
 def _losing(found: States, doubtful: set[Edge]) -> set[Edge]:
@@ -221,14 +220,26 @@ def _losing(found: States, doubtful: set[Edge]) -> set[Edge]:
     return sure | {edge for edge in doubtful if ends.intersection(edge)}
 
 
+def _is_between(edge: Edge, first: Collection[int], second: Collection[int]) -> bool:
+    src, dst = edge
+    return (src in first and dst in second) or (src in second and dst in first)
+
+
 def _everywhere(
-    hits: set[Edge], edges: set[Edge], first: Sequence[int], second: Sequence[int]
+    hits: set[Edge], lost: set[Edge], first: frozenset[int], second: frozenset[int]
 ) -> bool:
-    """Whether ``hits`` are many of ``edges``, and still are without the worst host of each side."""
+    """Whether ``hits`` are many of the edges that are not ``lost``, and still are without the worst
+    host of each side. Edges are counted, not listed: thousands of hosts have millions."""
     touched = Counter(end for edge in hits for end in edge)
-    worst = {max(side, key=lambda each: touched[each]) for side in (first, second)}
-    rest = {edge for edge in edges if not worst.intersection(edge)}
-    return all(part and len(hits & part) >= _WIDE * len(part) for part in (edges, rest))
+    worst = {max(sorted(side), key=lambda each: touched[each]) for side in (first, second)}
+    for without in (set[int](), worst):
+        a, b = first - without, second - without
+        every = len(a) * (len(a) - 1) if a == b else 2 * len(a) * len(b)
+        looked = every - sum(_is_between(edge, a, b) for edge in lost)
+        shown = sum(_is_between(edge, a, b) for edge in hits)
+        if not shown or shown < _WIDE * looked:
+            return False
+    return True
 
 
 def _both_ways(losses: Sequence[Claim]) -> list[Claim]:

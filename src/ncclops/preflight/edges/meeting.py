@@ -104,7 +104,8 @@ class Meeting:
     ) -> None:
         self._where, self._way = where, way
         self._store = store
-        self._prefix = f"ncclops-preflight/{where.job_id}/{number // where.count}/"
+        self._round = number // where.count
+        self._prefix = f"ncclops-preflight/{where.job_id}/{self._round}/"
         self.number = number % where.count
         self.gathers = False  # whether this host gathers for all
 
@@ -152,6 +153,13 @@ class Meeting:
 
         lost = f"the store at {self._where.address} does not answer"
         self.gathers = await _call(claim, _ANSWER_S, lost) == own
+
+    async def all_came(self) -> bool:
+        """Whether as many hosts as are expected have reached the store."""
+        name = f"ncclops-preflight/{self._where.job_id}/came"
+        lost = f"the store at {self._where.address} was lost"
+        came = await _call(lambda: int(self._store.add(name, 0)), _ANSWER_S, lost)
+        return came >= (self._round + 1) * self._where.count
 
     async def say(
         self, topic: str, value: Facts | Outcome | PairTried, within_s: float = 0.0

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from ncclops.preflight.edges import machine, schedule, wire
 from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
 from ncclops.preflight.edges.probe import FIRST, SECOND, SIZE, Patience, Probe, probe
-from ncclops.preflight.edges.states import LOSSES, LOST, NOTED, doubtful, scattered
+from ncclops.preflight.edges.states import (
+    LOSSES,
+    LOST,
+    NOTABLE_DATA_S,
+    NOTABLE_RTT_MS,
+    NOTED,
+    doubtful,
+    scattered,
+)
 
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
@@ -28,11 +36,6 @@ _REPEATS = 2
 _LATE = 3
 # Some of it is tried from so many other local ports as well, a prime apart.
 _ASKED, _OTHERS, _STEP = 6, 4, 7919
-# Round trips above this are reported, for the comparison with those of the others: more than any
-# network within a building has (docs/preflight.md).
-NOTABLE_RTT_MS = 5.0
-# Likewise of the time for 64 KiB: 5 Mbit/s. Faster links cannot be told apart by so little data.
-NOTABLE_DATA_S = 0.1
 # Sizes of packets that links are set to, in bytes: IPv6's least, tunnels of several kinds, cloud
 # networks, Ethernet, IP over InfiniBand, jumbo frames.
 SIZES = (576, 1280, 1350, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4092, 8500, 8900, 9000)
@@ -51,6 +54,7 @@ class _Edge:
     """What this host has seen of one edge so far."""
 
     dst: int
+    begun: bool = False
     failed: dict[int, How] = field(default_factory=dict)
     passed: list[int] = field(default_factory=list)
     sources: dict[int, int] = field(default_factory=dict)
@@ -118,11 +122,15 @@ class Rounds:
         self._connections = asyncio.Semaphore(_CONNECTIONS_AT_ONCE)
 
     async def first(self, within_s: float) -> Outcome:
-        """Every other host; those that are not reached in time are skipped and said to be."""
+        """Every other host; those that are not looked at wholly in time are said to be skipped.
+
+        Those on which time ran out are reported as well: they may be slow for what is wrong there.
+        """
         edges = {dst: _Edge(dst) for dst in schedule.peers(len(self._hosts), self._me)}
         usable = [each for each in edges.values() if self._can_be_tried(each.dst)]
         began, before = time.perf_counter(), machine.own_place(self._own)
         done = await self._all(usable, self._first_edge, _HOSTS_AT_ONCE, within_s) if before else ()
+        whole = {*done}
         tried = sum(len(each.failed) + len(each.passed) for each in edges.values())
         took_s = time.perf_counter() - began
         rtts = [each.rtt_ms for each in edges.values() if each.rtt_ms >= 0]
@@ -135,8 +143,12 @@ class Rounds:
         self._passed = {dst: each.passed for dst, each in edges.items() if each.failed}
         return Outcome(
             src=self._me,
-            seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
-            skipped=tuple(dst for dst in edges if dst not in done),
+            seen=tuple(
+                self._report(each, macs)
+                for dst, each in edges.items()
+                if (_notable(each) if dst in whole else each.begun)
+            ),
+            skipped=tuple(dst for dst in edges if dst not in whole),
             rtt_ms=round(_usual(rtts), 3),
             data_s=round(_usual(took), 4),
             rate=round(tried / took_s, 1) if took_s > 0 else 0.0,
@@ -150,13 +162,16 @@ class Rounds:
         # What is dead waits for one batch more.
         share = max(1, _CONNECTIONS_AGAIN // max(1, len(edges)))
         second = functools.partial(self._second_edge, share=share)
-        done = await self._all(list(edges.values()), second, _AGAIN_AT_ONCE, within_s)
-        done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
+        whole = {*await self._all(list(edges.values()), second, _AGAIN_AT_ONCE, within_s)}
         macs = self._network.neighbours()
         return Outcome(
             src=self._me,
-            seen=tuple(self._report(edges[dst], macs) for dst in done),
-            skipped=tuple(dst for dst in edges if dst not in done),
+            seen=tuple(
+                self._report(each, macs)
+                for dst, each in edges.items()
+                if dst in whole or _tried(each)
+            ),
+            skipped=tuple(dst for dst in edges if dst not in whole),
         )
 
     async def answering(self, dsts: Iterable[int]) -> frozenset[int]:
@@ -472,6 +487,7 @@ class Rounds:
 
         async def walk() -> None:
             for edge in waiting:
+                edge.begun = True
                 await tried(edge)  # type: ignore[operator]
                 done.append(edge.dst)
 

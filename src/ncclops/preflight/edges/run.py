@@ -131,10 +131,8 @@ class _Part:
             return await self._with_others(facts, listener)
         except Unmet as error:
             if facts.conflict and facts.place:
-                raise Unmet(
-                    f"{error} Another machine, {facts.conflict}, has this host's address"
-                    f" {facts.place.address}"
-                ) from None
+                claim = f"another machine, {facts.conflict}, has this host's address"
+                raise Unmet(f"{claim} {facts.place.address}: {error}") from None
             raise
         finally:
             await listener.close()
@@ -156,7 +154,7 @@ class _Part:
         self._note(f"met at {self._where.address}; waiting for {self._where.count} hosts")
         left, came = max(1.0, deadline - time.monotonic()), dict[int, Facts]()
         if meeting.gathers:
-            came = await meeting.gather("facts", Facts, range(self._where.count), left)
+            came = await gather_facts(meeting, self._where.count, left, limits.slack)
             plan = Plan(hosts=_ordered(came.values()))
             await meeting.answer("plan", plan)
         else:
@@ -201,7 +199,8 @@ class _Part:
             left = max(1.0, began + patience - time.monotonic())
             second = await self._outcomes("second", meeting, plan, facts, left)
         # One that is only late is no host to leave out.
-        unheard = known.unheard(plan.hosts, first, second)
+        unheard = {*known.unheard(plan.hosts, first, second)}
+        unheard -= known.sharing_an_address(plan.hosts)
         verdict = judge(
             plan.hosts,
             first,
@@ -225,13 +224,36 @@ class _Part:
     ) -> dict[int, Outcome]:
         """What hosts report of a round, by their numbers; one that reports what it cannot have
         seen, or for another host, is as if it had not."""
-        heard = await meeting.gather(topic, Outcome, facts, within_s)
         numbers, told = plan.numbers(), dict[int, Outcome]()
+        # The verdict needs no word of hosts that share an address, and theirs may be lost.
+        sharing = known.sharing_an_address(plan.hosts)
+        waited = [each for each, host in facts.items() if numbers[host.uid] not in sharing]
+        heard = await meeting.gather(topic, Outcome, waited, within_s)
+        heard |= await meeting.gather(topic, Outcome, facts.keys() - {*waited}, 0.0)
         for arrival, each in heard.items():
             if plan.may_say(numbers[facts[arrival].uid], each):
                 told[each.src] = each
                 self._arrivals[each.src] = arrival
         return told
+
+
+async def gather_facts(
+    meeting: Meeting, count: int, within_s: float, slack_s: float
+) -> dict[int, Facts]:
+    """What ``count`` hosts tell of themselves, as the meeting counts them.
+
+    They have it at hand when they come: where all have come, and one tells of another machine with
+    its address, what is not here after ``slack_s`` more is lost between the two.
+    """
+    deadline = time.monotonic() + within_s
+    came = await meeting.gather("facts", Facts, range(count), min(within_s, slack_s))
+    while len(came) < count and (left := deadline - time.monotonic()) > 0:
+        is_lost = any(each.conflict for each in came.values()) and await meeting.all_came()
+        late = [each for each in range(count) if each not in came]
+        came |= await meeting.gather("facts", Facts, late, min(left, slack_s))
+        if is_lost:
+            break
+    return came
 
 
 def _ordered(hosts: object) -> tuple[Facts, ...]:

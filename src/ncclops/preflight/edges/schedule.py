@@ -52,7 +52,7 @@ def again(n: int, outcomes: Mapping[int, Outcome]) -> dict[int, tuple[int, ...]]
     """The edges of the second round, by the host that tries them.
 
     All that failed, as long as they are few, but for those to hosts that have fallen silent and
-    answer nobody.
+    answer nobody; and, after them, those on which time ran out.
     In a larger job, of a host with which most edges failed, some with hosts that are good
     otherwise: these tell whether it is that host.
     """
@@ -62,13 +62,16 @@ def again(n: int, outcomes: Mapping[int, Outcome]) -> dict[int, tuple[int, ...]]
         for seen in each.seen
         if seen.dst in outcomes or seen.passed
     ]
-    touching = Counter(host for edge in failed for host in set(edge))
+    late = {(src, dst) for src, each in outcomes.items() for dst in each.skipped}
+    touching = Counter(host for edge in failed if edge not in late for host in set(edge))
     suspects = {host for host, count in touching.items() if count > _SUSPECT * (n - 1)}
     per_host: Counter[int] = Counter()
     per_suspect: Counter[tuple[int, str]] = Counter()
     chosen: dict[int, list[int]] = {}
     # Of those as good, some of every host: each begins with another.
-    failed.sort(key=lambda edge: (*_goodness(edge, touching), (edge[1] - edge[0]) % n))
+    failed.sort(
+        key=lambda edge: (edge in late, *_goodness(edge, touching), (edge[1] - edge[0]) % n)
+    )
     for src, dst in failed:
         marks = [(each, way) for each, way in ((src, "out"), (dst, "in")) if each in suspects]
         full = n > _ALL_UP_TO and marks and all(per_suspect[mark] >= _PER_SUSPECT for mark in marks)

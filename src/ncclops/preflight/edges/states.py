@@ -24,6 +24,11 @@ _FEW = 3
 # and this share. In the first many hosts at once may be too much for a switch, and large packets
 # may be what teaches a host the path's MTU.
 NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
+# Round trips above this are reported, for the comparison with those of the others: more than any
+# network within a building has (docs/preflight.md).
+NOTABLE_RTT_MS = 5.0
+# Likewise of the time for 64 KiB: 5 Mbit/s. Faster links cannot be told apart by so little data.
+NOTABLE_DATA_S = 0.1
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
 # What is less likely is no chance.
@@ -71,6 +76,7 @@ def settle(
     """The state of every edge between ``live`` hosts."""
     states = States()
     again = {(src, each.dst): each for src, one in second.items() for each in one.seen}
+    wholly = {edge for edge in again if edge[1] not in second[edge[0]].skipped}
     recovered: Counter[int] = Counter()
     first = {src: each for src, each in first.items() if src in live}
     for src, outcome in first.items():
@@ -87,16 +93,21 @@ def settle(
             states.unknown_large |= missed | schedule.edges_between(live, (src,))
             continue
         outcome = first[src]
-        for dst in live.intersection(outcome.skipped):
-            states.unknown.add((src, dst))
-            states.unknown_large.add((src, dst))
+        late = {(src, dst) for dst in live.intersection(outcome.skipped)}
+        skipped = late - again.keys()
+        states.unknown |= skipped
+        states.unknown_large |= skipped
         for seen in outcome.seen:
             edge = (src, seen.dst)
-            if seen.dst not in live:
+            if seen.dst not in live or edge in skipped:
                 continue
             last = _both(seen, again.get(edge))
             if seen.failed and edge not in again and (recovered[src] or recovered[seen.dst]):
                 states.unknown.add(edge)
+                states.unknown_large.add(edge)
+                continue
+            if edge in late and edge not in wholly and last.passed and losses(last) < LOSSES:
+                states.unknown.add(edge)  # time ran out in both rounds: what failed may be chance
                 states.unknown_large.add(edge)
                 continue
             if _doubtful(last):
@@ -118,9 +129,10 @@ def settle(
     for edges in (states.unsure, *_by_target(states.unsure)):
         if _agree(hosts, states, edges):
             states.unsure = states.unsure - edges
+    _measured_there(states, live, first)
     # What fails is said with its own cause.
     states.resending -= states.dead | states.ports | states.store_port | states.large
-    _doubt_once(states, again)
+    _doubt_once(states, wholly)
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
         for each in hosts[host].addresses:
@@ -132,6 +144,18 @@ def settle(
             itself = live if is_loopback(place.address) else owners[place.address]
             states.dead |= schedule.edges_between(itself, (dst,))
     return states
+
+
+def _measured_there(states: States, live: set[int], first: Mapping[int, Outcome]) -> None:
+    """Both ends measure how long data takes each way, and report what takes notably long only: the
+    end that has looked and reports nothing of the edge has measured less."""
+    for src, dst in list(states.data_s):
+        for here, there in ((src, dst), (dst, src)):
+            told = first.get(here)
+            if told is None or there not in live or (here, there) in states.seen:
+                continue
+            if there not in told.skipped and states.data_s[src, dst] > NOTABLE_DATA_S:
+                states.data_s[src, dst] = NOTABLE_DATA_S
 
 
 def _by_target(edges: Collection[Edge]) -> list[set[Edge]]:
@@ -155,11 +179,16 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
     return math.prod(share**count + (1 - share) ** count for count in tries) < CHANCE
 
 
+def with_many(edges: Iterable[Edge]) -> set[int]:
+    """The hosts that have so many of ``edges`` that it is more than an edge."""
+    counts = Counter(end for edge in edges for end in edge)
+    return {end for end, count in counts.items() if count >= _SAME}
+
+
 def _doubt_once(states: States, again: Collection[Edge]) -> None:
     """Beside a host whose ports are blocked, ports that all failed once may be blocked as well, and
     so may the few that failed at last where others had passed."""
-    ports = Counter(end for edge in states.ports for end in edge)
-    hosts = {end for end, count in ports.items() if count >= _SAME}
+    hosts = with_many(states.ports)
     for edge in states.dead - (set(again) - states.ended):
         lost = all(how in LOST for how in states.seen[edge].failed.values())
         if lost and hosts.intersection(edge):
@@ -185,6 +214,13 @@ def losses(seen: Seen) -> int:
     asked = seen.failed.keys() - {*seen.unanswered} if seen.passed else ()
     hung = sum(seen.failed[slot] == "silent" for slot in asked)
     return seen.lost + hung
+
+
+def failing(seen: Seen) -> int:
+    """How many connections of an edge that loses some have failed: also those that there was no
+    time to repeat."""
+    chance = [slot for slot, how in seen.failed.items() if how in LOST]
+    return seen.lost + len({*chance} - {*seen.unanswered})
 
 
 def _resends(seen: Seen) -> bool:
