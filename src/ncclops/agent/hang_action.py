@@ -98,9 +98,8 @@ class HangAction:
         culprits: list[Worker],
         ticks: dict[int, int | None],
     ) -> None:
-        running = [
-            w for w in culprits if w.exit is None
-        ]  # the end of others is dealt with elsewhere
+        # The end of the others is dealt with elsewhere.
+        running = [w for w in culprits if w.exit is None]
         still = [w for w in running if self._tick(w) == ticks[w.rank]]
         if woken := [w.rank for w in running if w not in still]:
             runs = "runs" if len(woken) == 1 else "run"

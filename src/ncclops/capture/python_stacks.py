@@ -55,9 +55,8 @@ def render_own(
     if left_by is None and main in current:
         left_by = _leaving_by(current[main])
     if left_by is not None and left_by.__traceback__ is not None and main in order:
-        said = " ".join("".join(described(left_by).format_exception_only()).split())[
-            :_SUMMARY_CHARS
-        ]
+        said = " ".join("".join(described(left_by).format_exception_only()).split())
+        said = said[:_SUMMARY_CHARS]
         rendered[0] = _render_traceback(main or 0, left_by, said)
         return OwnStacks("\n".join(rendered), said)
     return OwnStacks("\n".join(rendered))
