@@ -247,3 +247,74 @@ def test_an_abort_says_more_than_the_launcher_that_saw_a_process_end() -> None:
     )
     assert classify(ended).verdict.class_ == "peer-exit"
     assert classify(f"{ended}{signal}\n").verdict.class_ == "process-crash"
+
+
+OPEN_BAR = (
+    "  4%|▍         | 2/50 [00:03<01:10,  1.46s/it]\r  6%|▌         | 3/50 [00:04<01:08,  1.46s/it]"
+)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n}"])
+@pytest.mark.parametrize(
+    ("words", "class_"),
+    [
+        ("Killed", "host-oom"),
+        ("Terminated", "preempted"),
+        ("Hangup", "preempted"),
+        ("User defined signal 1", "preempted"),
+        ("KeyboardInterrupt", "preempted"),
+    ],
+)
+def test_what_stands_behind_a_bar_is_read_as_a_line(words: str, class_: str, end: str) -> None:
+    """tqdm leaves its line open, and a shell says there how the program ended."""
+    for before in (OPEN_BAR, "loading: " + OPEN_BAR, "[rank0]: " + OPEN_BAR, OPEN_BAR + "\n"):
+        assert classify(f"{before}{words}{end}").verdict.class_ == class_
+    assert classify(f"{OPEN_BAR}\n").verdict.class_ == "no-failure-seen"
+
+
+def test_a_bar_that_goes_on_behind_a_bracket_is_no_report_of_a_shell() -> None:
+    assert classify(f"{OPEN_BAR}Killed old workers: 3\n").verdict.class_ == "no-failure-seen"
+
+
+SHELL = [
+    "CommandNotFoundError: Your shell has not been properly configured to use 'conda activate'.",
+    "Lmod has detected the following error: These module(s) or extension(s) exist",
+    "run.sh: line 7: module: command not found",
+]
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_an_environment_that_was_not_loaded_stands_behind_what_the_job_says(line: str) -> None:
+    limit = (
+        "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T10:00:00 DUE TO TIME LIMIT ***"
+    )
+    assert classify(f"{line}\n").verdict.signature == "shell-not-set-up"
+    assert classify(f"{line}\n{limit}\n").verdict.signature == "slurm-time-limit"
+    assert classify(f"{line}\nKeyError: 'lr'\n").verdict.signature == "python-exception"
+    assert classify(f"{line}\n{OPEN_BAR}\n").verdict.class_ == "no-failure-seen"
+    assert classify(f"{line}\nn1:7:7 [0] NCCL INFO comm 0x7 Init COMPLETE\n").verdict.exit_code == 0
+
+
+def answers(path: str, count: int = 3) -> str:
+    line = 'INFO:     10.0.0.7:{} - "POST {} HTTP/1.1" 200 OK\n'
+    return "".join(line.format(4000 + number, path) for number in range(count))
+
+
+def test_a_server_that_answers_has_got_over_the_failure_of_an_earlier_start() -> None:
+    failed = "OSError: m does not appear to have a file named config.json.\n"
+    up = "INFO:     Application startup complete.\n"
+    for path in ("/act", "/v1/completions", "/generate", "/predict?n=1"):
+        assert classify(failed + up + answers(path)).verdict.class_ == "no-failure-seen"
+    for path in ("/health", "/reset_prefix_cache", "/v1/load_lora_adapter"):
+        assert classify(failed + up + answers(path)).verdict.class_ == "user-error"
+
+
+def test_steps_between_two_failures_of_a_large_log_count() -> None:
+    """Of a large block not all is read: what follows a hit is, and more hits may come."""
+    failed = "OSError: m does not appear to have a file named config.json.\n"
+    filler = "[DEBUG] xs=-2, ys=0.32\n" * 4000
+    ended = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T10:00:00 ***\n"
+    log = failed + answers("/act", 200) + filler + ended
+    assert len(log) > 64 * 1024
+    assert classify(log).verdict.signature == "slurm-cancelled"
+    assert classify(failed + filler + ended).verdict.signature == "python-exception"

@@ -2,13 +2,13 @@
 
 A log without a failure in it need not be healthy: something must show that the job ran.
 Step lines are the bulk of any training log, so of a large block only its head, its tail and
-what follows a failure are read; in between, one more step changes nothing.
+what follows a failure, or lines like one, are read; in between, one more step changes nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -44,7 +44,13 @@ _STEPS: _Signs = (
     ((b"avg prompt throughput: ",), rb"Avg prompt throughput: "),
     ((b"decode batch",), rb"Decode batch[^\n]{0,200}throughput"),
     ((b", generated text: ",), rb", Generated text: "),
-    ((b'"post /',), rb"\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"),
+    # A server of the job's own answers, whatever it calls its work; not what merely controls it.
+    (
+        (b'"post /',),
+        rb"\"POST /(?!\S{0,40}(?:health|ready|ping|metrics|load|reset|sleep|wake|init|update|pause"
+        rb"|resume|abort|start|stop|shutdown|register|profile|flush))[^\"\n]{1,60} HTTP/1\.\d\""
+        rb" 200\b",
+    ),
     # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
     ((b"rain loss/",), rb"rain loss/\S{1,40}: \d"),
     ((b"finished iteration ",), rb"finished iteration \d"),
@@ -188,6 +194,8 @@ _LINE_END = re.compile(rb"[\n\r]")
 
 WHOLE_BLOCK = 64 * 1024
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
+# So many hits of a block that a stretch without one follows: the job may have run on there.
+_GAPS = 2
 
 
 class Marks(NamedTuple):
@@ -215,15 +223,15 @@ class _Region(NamedTuple):
 NO_MARKS = Marks((), -1, -1, False, False)
 
 
-def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
-    """The signs in ``block`` that the job runs; ``last_hit``: where its last literal is, or -1.
+def read_marks(block: bytes, hits: Sequence[tuple[int, int]], bars: dict[int, int]) -> Marks:
+    """The signs in ``block`` that the job runs; ``hits``: the literals in it, by where they end.
 
     ``bars`` holds how far each progress bar has come, by its total, and is brought up to date.
     """
     steps: list[int] = []
     drawn: dict[int, tuple[int, int]] = {}
     init, ended, begun = -1, -1, False
-    for region in _regions(block, last_hit):
+    for region in _regions(block, hits):
         steps.extend(_steps(region))
         drawn.update(_bars(region))
         init = max(init, *_starts(_INIT, region), -1)
@@ -288,12 +296,27 @@ def _bars(region: _Region) -> Iterator[tuple[int, tuple[int, int]]]:
             yield found.start(), (int(found[1]), int(found[2]))
 
 
-def _regions(block: bytes, last_hit: int) -> Iterator[_Region]:
+def _regions(block: bytes, hits: Sequence[tuple[int, int]]) -> Iterator[_Region]:
     size = len(block)
     spans = [(0, size)]
     if size > WHOLE_BLOCK:
         spans = [(0, _HEAD), (size - _TAIL, size)]
-        if last_hit >= 0:
-            spans.append((last_hit, min(size, last_hit + _AROUND_HIT)))
-            spans.append((max(0, last_hit - _AROUND_HIT), last_hit))
+        if hits:
+            last = hits[-1][0]
+            spans.append((max(0, last - _AROUND_HIT), last))
+            spans += ((end, min(size, end + _AROUND_HIT)) for end in (last, *_before_gaps(hits)))
     return (_Region(block, start, stop, block[start:stop].lower()) for start, stop in spans)
+
+
+def _before_gaps(hits: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Where the last hits are that much without one follows, the last of all left out."""
+    later = reversed(hits)
+    following = next(later)[0]
+    found = 0
+    for end, _ in later:
+        if following - end > _AROUND_HIT:
+            yield end
+            found += 1
+            if found == _GAPS:
+                return
+        following = end

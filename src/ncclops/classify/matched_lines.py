@@ -58,6 +58,8 @@ _IGNORED_EXCEPTION = (
 )
 # A rank that begins to write where the line of another process has not ended.
 _NEXT_WRITER = r"(?<=\S)(?=\[rank\d+\]:)"
+# What a shell or another process writes while a bar stands without the end of its line.
+_AFTER_BAR = r"\d%\|[^\n]*\[[\d:]{4,12}<[^\]\n]{0,400}\](?=[^\s\]])"
 # NCCL before 2.4 wrote its levels without its name.
 _OLD_NCCL = r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
 # Later NCCL and RCCL have two levels more: what failed, which was a warning, and a notice.
@@ -153,8 +155,8 @@ def writers(text: str) -> list[str]:
 def readings(text: str, before: bytes) -> list[str]:
     """The line as it stands, and as its author wrote it; ``before`` is what ends where it begins.
 
-    Launchers and containers put a name in front of a line; NCCL's last error is passed on without
-    the ``NCCL WARN`` that it was printed with.
+    Launchers and containers put a name in front of a line, and a bar may stand there; NCCL's last
+    error is passed on without the ``NCCL WARN`` that it was printed with.
     """
     if " NCCL " in text:
         text = _compiled(_NEW_NCCL).sub(
@@ -168,6 +170,8 @@ def readings(text: str, before: bytes) -> list[str]:
         # The level stays: what a logger calls information or a warning is no failure.
         level = _HARMLESS_LEVEL.search(prefix[0])
         found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
+    if "%|" in text and (bar := _compiled(_AFTER_BAR).search(found[-1])) is not None:
+        found.append(found[-1][bar.end() :])
     if _LAST_ERROR.search(before):
         found.extend(_as_warnings(found[-1]))
     elif "Last " in text and (quoted := _compiled(_QUOTED_LAST_ERROR).search(text)) is not None:

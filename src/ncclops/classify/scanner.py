@@ -166,7 +166,7 @@ class Scanner:
         """
         for source in self._sources.values():
             if source.unmarked:
-                marks = read_marks(source.tail, -1, source.bars)
+                marks = read_marks(source.tail, (), source.bars)
                 _note_marks(source.life, marks, source.tail, source.tail_line)
                 source.unmarked = 0
             source.settle()
@@ -262,7 +262,7 @@ class Scanner:
         marks = NO_MARKS
         source.unmarked += len(block)
         if found or source.unmarked >= _MARK_EVERY or len(block) <= WHOLE_BLOCK:
-            marks = read_marks(block, found[-1][0] if found else -1, source.bars)
+            marks = read_marks(block, found, source.bars)
             source.unmarked = 0
         line, counted = first_line, 0
         asked = with_last_errors(block, source.tail, found, self._last_error)
