@@ -56,14 +56,47 @@ def test_a_pattern_leaves_near_misses_alone(document: Table, table: Table) -> No
 def test_every_named_trainer_is_there() -> None:
     names = {form.name for form in log_formats.shipped_forms()}
     assert names >= {
+        "composer",
         "deepspeed",
+        "detectron2",
+        "fairseq",
         "huggingface-trainer",
         "lightning",
+        "maxtext",
         "megatron-lm",
+        "metric-logger",
+        "mmengine",
         "nanogpt",
+        "nemo",
+        "olmo",
         "playbook",
+        "pytorch-examples",
+        "timm",
         "torchtitan",
+        "torchtune",
+        "ultralytics",
+        "verl",
     }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO - Epoch(train)  [{epoch}][{step:2}/50]  time: 1.5  memory: 900  loss: 0.7",
+        "[d2.utils.events]:  iter: {number}  total_loss: 3.2  time: 0.3  max_mem: 900M",
+        "Train: {epoch} [{step:4}/50 ( 3%)]  Loss: 6.9 (6.9)  Time: 1.4s, 87.5/s (1.8s, 67.5/s)",
+        "Epoch: [{epoch}]  [{step:2}/50]  eta: 0:02:24  loss: 6.9 (6.9)  time: 0.17  max mem: 9",
+        "Epoch {epoch}/9:  3%|#  | {step}/50 [00:19<01:29,  2.49s/it]",
+        "[epoch={epoch}][batch={step}/50]:",
+        "[step={number}/90000]",
+    ],
+)
+def test_steps_count_on_across_epochs(line: str) -> None:
+    scan = LogScan("log")
+    for number in range(1, 100):
+        epoch, step = divmod(number, 50)
+        scan.feed(line.format(epoch=epoch, step=step, number=number) + "\n")
+    assert scan.facts.steps == 99
 
 
 @pytest.mark.parametrize(
