@@ -216,14 +216,17 @@ def check(verdict: Verdict, failed: set[tuple[int, int]]) -> None:
 def faults_at_once(seeds: range) -> int:
     """Print what became of them; 1 if a host or an edge without a fault was convicted."""
     seen, began = Counter[str](), time.perf_counter()
+    convicted = 0
     for seed, made, wrong, lacking in judged(seeds):
         word = "wrong" if wrong else "incomplete" if lacking else "right"
         seen[word] += 1
+        convicted += sum(each.startswith("host ") for each in wrong)
         if word != "right":
             planted = ", ".join(each.name for each in made.faults)
             print(f"seed {seed}, {made.n} hosts, {word}: {planted}: {(wrong or lacking)[0]}")
     counts = ", ".join(f"{count} {word}" for word, count in sorted(seen.items()))
-    print(f"{len(seeds)} clusters: {counts} ({time.perf_counter() - began:.0f} s)")
+    print(f"{len(seeds)} clusters: {counts}; {convicted} hosts convicted without a fault")
+    print(f"{time.perf_counter() - began:.0f} s")
     return int(bool(seen["wrong"]))
 
 

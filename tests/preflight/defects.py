@@ -157,6 +157,16 @@ def _two_drivers(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _module_of_before(machine: Machine, chance: random.Random) -> str:
+    """All packages have been replaced; the kernel still has the module of before."""
+    machine.files |= {
+        "proc/driver/nvidia-nvswitch/devices/0000:05:00.0": "",
+        "dpkg/nvidia-fabricmanager": machine.driver["version"],
+    }
+    machine.processes = [*(machine.processes or []), Process(1700, "nv-fabricmanage", "S")]
+    return _two_drivers(machine, chance)
+
+
 def _no_nvml(machine: Machine, chance: random.Random) -> str:
     machine.files["proc/driver/nvidia/version"] = "NVRM version: Kernel Module  550.54.14  Thu"
     machine.driver = {
@@ -637,6 +647,7 @@ DEFECTS = (
     Defect("pairs that fail", "gpu.nccl-diagnostics", BOARDS, _reduced(diagnostics=PAIRS)),
     Defect("half of the lanes", "gpu.pcie", (*BOARDS, "mig"), gpu_with(pcie_width=8)),
     Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
+    Defect("a module of before all packages", "gpu.driver", MELLANOX, _module_of_before),
     Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),
     Defect("no subnet manager", "nic.port", WITH_PORTS, port(state="2: INIT")),
     Defect("one port down", "nic.port", WITH_PORTS, port(state="1: DOWN", phys_state="2: Polling")),

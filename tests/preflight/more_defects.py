@@ -464,6 +464,8 @@ DEFECTS = (
     Defect("a split GPU beside whole ones", "gpu.mig", BOARDS, _split(None), WARN),
     Defect("an Xid of a kernel", "gpu.xid", METAL, lambda machine, chance: _logged_xid(machine, 69),
            WARN),
+    Defect("a contained error of the memory", "gpu.xid", METAL,
+           lambda machine, chance: _logged_xid(machine, 94), WARN),
     Defect("an Xid after which the GPU was reset", "gpu.xid", WITH_GPUS,
            lambda machine, chance: _logged_xid(machine, 158, 0), WARN),
     Defect("an Xid that asks for a reset of the GPU", "gpu.xid", WITH_GPUS,

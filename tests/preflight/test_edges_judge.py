@@ -436,6 +436,41 @@ def test_another_family_is_named_as_such() -> None:
     assert "NCCL_SOCKET_FAMILY=AF_INET6" in tell(verdict)[0].remedy
 
 
+@pytest.mark.parametrize("common", [True, False])
+def test_one_host_without_the_others_family_is_named_as_such(common: bool) -> None:
+    """It has IPv6 alone; of the others, which listen on IPv4, all have IPv6 as well, or none."""
+    six = [
+        Address(interface="eth0", address=f"fd00::{number + 1}", prefix=64, family=6)
+        for number in range(N)
+    ]
+    link = Address(interface="eth0", address="169.254.7.7", prefix=16, family=4)
+    hosts = [host(number) for number in range(N)]
+    if common:
+        hosts = [
+            msgspec.structs.replace(each, addresses=(*each.addresses, address))
+            for each, address in zip(hosts, six, strict=True)
+        ]
+    place = Place(interface="eth0", address=six[4].address, prefix=64, family=6, mtu=1500)
+    hosts[4] = msgspec.structs.replace(hosts[4], place=place, addresses=(link, six[4]))
+    edges = edges_between([4], range(N)) | (set() if common else edges_between(range(N), [4]))
+    verdict = judged(hosts, {edge: dead(edge[1], "unreachable") for edge in edges})
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.hosts) == ("unreachable", (4,))
+    (told,) = tell(verdict)
+    assert "n4 has no IPv4 address" in told.what
+    assert "an IPv4 address" in told.remedy
+    assert ("NCCL_SOCKET_FAMILY=AF_INET6" in told.remedy) is common
+
+
+def test_no_more_connections_have_failed_than_were_tried() -> None:
+    """A rule that counts connections lets few pass: most fail again when they are repeated."""
+    losing = Seen(dst=2, passed=(0, 1), failed={9: "timeout"}, lost=12, sent=60, resent=30)
+    seen = {(src, 2): losing for src in range(N) if src != 2}
+    (cause,) = failures(judged(map(host, range(N)), seen))
+    assert cause.kind == "loss"
+    assert int(cause.facts["lost"]) <= int(cause.facts["tried"])
+
+
 def test_a_bridge_with_one_address_on_every_host_excludes_nobody() -> None:
     hosts = []
     for number in range(N):

@@ -345,6 +345,9 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     elif is_seen and managed and not runs(node, "nvlsm"):
         # What is registered goes on; a GPU or a link that starts again does not come back.
         yield check.warn(HOST, f"{has}, and their subnet manager nvlsm does not run", "subnet")
+    elif version not in versions and node.driver.version in versions:
+        # As NVML: the kernel has another module, which gpu.driver says.
+        yield check.unknown(HOST, f"{node.driver.version} as NVML's, the kernel has {version}")
     elif version and versions and version not in versions:
         yield check.bad(HOST, f"{', '.join(versions)}, the driver {version}")
     elif version and version in versions:

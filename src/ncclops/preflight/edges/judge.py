@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import statistics
 from collections import Counter, defaultdict
@@ -361,6 +362,7 @@ class _Look:
                 self._other_answers(claim)
                 or self._better_interface(claim)
                 or self._lacking_interface(claim)
+                or self._lacking_family(claim)
             )
             facts |= self._ways_out(claim)
         if symptom == "ports":
@@ -368,7 +370,8 @@ class _Look:
             facts |= {"answers": str(len(own))} if own else {}
         if symptom == "loss":
             looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
-            tried = sum(len(each.failed) + len(each.passed) for each in looked)
+            # What failed by chance was tried again: those connections count as well.
+            tried = sum(len(each.failed) + len(each.passed) + each.lost for each in looked)
             facts["lost"], facts["tried"] = str(sum(map(states.failing, looked))), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))
@@ -512,6 +515,19 @@ class _Look:
             **({"common": own[0].interface} if common else {}),
         }
 
+    def _lacking_family(self, claim: Claim) -> dict[str, str]:
+        """Whether the host has no address of the family in which all others listen."""
+        others = [self._hosts[each] for each in self._live if each not in claim.a]
+        families = {each.place.family for each in others if each.place}
+        if not claim.shape.startswith("host") or len(families) != 1:
+            return {}
+        (host,), (family,) = (self._hosts[each] for each in claim.a), families
+        own = host.place.family if host.place else family
+        if own == family or _has_family(host, family):
+            return {}
+        common = {"family": str(own)} if all(_has_family(each, own) for each in others) else {}
+        return {"family_lacks": str(family), "whose": host.name, **common}
+
     def _ways_out(self, claim: Claim) -> dict[str, str]:
         """The interface that connections leave by, where that is not the one NCCL listens on."""
         ways: Counter[str] = Counter()
@@ -602,3 +618,9 @@ def _groups(hosts: Sequence[Facts], live: Sequence[int]) -> dict[str, dict[str, 
         groups["MTU"][str(place.mtu)].append(number)
         groups["family"][f"IPv{place.family}"].append(number)
     return {by: dict(named) for by, named in groups.items() if len(named) > 1}
+
+
+def _has_family(host: Facts, family: int) -> bool:
+    """Whether ``host`` has an address of ``family`` that leads beyond itself and its link."""
+    ends = (ipaddress.ip_address(each.address) for each in host.addresses if each.family == family)
+    return not all(each.is_loopback or each.is_link_local for each in ends)

@@ -98,6 +98,8 @@ def _unreachable(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
         way = f"a firewall or a route of {cause.facts['forbidding']} itself forbids it"
     if "routeless" in cause.facts:
         way = f"{cause.facts['routeless']} has no route there"
+    if "family_lacks" in cause.facts:
+        way += f"; {cause.facts['whose']} has no IPv{cause.facts['family_lacks']} address"
     text = f"no connection passes {_edges(hosts, cause)}: {way}"
     if "ended" in cause.facts:
         return (
@@ -105,6 +107,13 @@ def _unreachable(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
             "look there for a full table (dmesg: nf_conntrack: table full), for a rule that counts"
             " connections, and for a link or a route that has just gone",
         )
+    if "family_lacks" in cause.facts:
+        told = cause.facts
+        remedy = f"give {told['whose']} an IPv{told['family_lacks']} address, as the others have"
+        if "family" in told:
+            inet = "AF_INET6" if told["family"] == "6" else "AF_INET"
+            remedy += f", or set NCCL_SOCKET_FAMILY={inet} on all hosts"
+        return text, remedy
     if "routeless" in cause.facts:
         return text, "look at the routes and the netmask of that host (ip route get ADDRESS)"
     if "at_mac" in cause.facts:
