@@ -186,7 +186,7 @@ class Team:
 
     def told_by_kernel(self) -> dict[int, str]:
         """For each rank that was killed, what the kernel's counters say of that."""
-        outside = set(self.killed_from_outside) - set(self.why_ended)
+        outside = self.killed_from_outside - self.why_ended.keys()
         return self.out_of_memory | dict.fromkeys(outside, RULED_OUT)
 
     def endings(self) -> list[WorkerEnding]:

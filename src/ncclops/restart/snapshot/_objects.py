@@ -378,7 +378,6 @@ def _placement(text: str) -> Any:
     ``_S(0, 2)`` is of a tensor that is cut by tensor parallelism and again, within that, by FSDP2.
     """
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
     if text in ("R", "Replicate()"):
         return Replicate()
@@ -388,6 +387,8 @@ def _placement(text: str) -> Any:
         if head in ("S", "Shard") and len(numbers) == 1:
             return Shard(int(numbers[0]))
         if head in ("_S", "_StridedShard") and len(numbers) == 2:
+            from torch.distributed.tensor.placement_types import _StridedShard  # not public
+
             return _StridedShard(int(numbers[0]), split_factor=int(numbers[1]))
     raise SnapshotError(f"a tensor was kept with the placement {text!r}: only shards and replicas")
 
