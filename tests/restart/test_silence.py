@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch import distributed as dist
 
+from ncclops.restart._groups.recorder import begun_operations
 from ncclops.restart._monitor.link import Page, Watch, create_page_fd
 from ncclops.restart._silence import LastOperation, own_silence
 from ncclops.restart.agreement import Arrival
@@ -71,6 +73,13 @@ def test_it_says_nothing_where_others_cannot_have_waited_for_it(
     begun: list[object], soft_s: float, main_thread: int
 ) -> None:
     assert said(begun, main_thread, soft_s, had_groups=True) is None
+
+
+@pytest.mark.usefixtures("has_groups")
+def test_an_operation_that_a_rank_begins_is_seen() -> None:
+    before = begun_operations()
+    dist.all_reduce(torch.ones(1))
+    assert before != begun_operations() == begun_operations()
 
 
 @pytest.mark.parametrize("also_silent", [False, True])
