@@ -250,6 +250,8 @@ def test_a_traceback_quotes_no_file_that_is_a_pipe_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linecache, "updatecache", linecache.updatecache)
+    for name in ("excepthook", "__excepthook__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     script.quote_files_only()
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("1 / 0  # here")
@@ -265,6 +267,23 @@ def test_a_traceback_quotes_no_file_that_is_a_pipe_by_now(
     assert ["# here" in text for text in shown] == [False, True]
     frames = [Frame(file=name, line=1, function="<module>") for name in (pipe, file)]
     assert [line.text for line in own_code.of_stack(frames)] == ["1 / 0  # here", ""]
+
+
+def test_a_script_that_raises_once_a_pipe_has_its_place_ends(tmp_path: Path) -> None:
+    """The interpreter prints the last traceback itself, and would wait for the pipe's writer;
+    torch calls what it has found as hook."""
+    (tmp_path / "train.py").write_text("""
+import os, sys
+found = sys.excepthook
+sys.excepthook = lambda *raised: found(*raised)
+os.unlink(__file__)
+os.mkfifo(__file__)
+raise ExceptionGroup("both", [KeyError("first"), KeyError("second")])
+""")
+    code, _, shown = run(["-m", "ncclops.worker"], ["train.py"], tmp_path)
+    assert code == 1
+    assert "ExceptionGroup: both" in shown and "KeyError: 'second'" in shown
+    assert "train.py" in shown and "ncclops" not in shown
 
 
 def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:

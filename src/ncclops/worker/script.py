@@ -208,6 +208,21 @@ def quote_files_only() -> None:
 
     linecache.updatecache = updatecache
 
+    # The interpreter's own hook, which torch's calls, reads the files itself, not by linecache.
+    show = sys.__excepthook__
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if all(map(can_be_quoted, _files(error))):
+            show(kind, error, trace)
+        else:
+            traceback.print_exception(error)
+
+    if sys.excepthook is show:
+        sys.excepthook = excepthook
+    sys.__excepthook__ = excepthook
+
 
 def without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
     """``hook`` (the default, or the script's own), shown tracebacks as without ncclops.
@@ -233,15 +248,26 @@ def leave_out_our_frames(stack: traceback.StackSummary) -> None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """What led to ``error``, each once."""
+    """What led to ``error``, and the members of groups, each once."""
     seen = {id(error)}
-    links = [error.__cause__, error.__context__]
+    links = _linked(error)
     while links:
         link = links.pop()
-        if link is not None and id(link) not in seen:
+        if id(link) not in seen:
             seen.add(id(link))
             yield link
-            links += [link.__cause__, link.__context__]
+            links += _linked(link)
+
+
+def _linked(error: BaseException) -> list[BaseException]:
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [link for link in (error.__cause__, error.__context__, *members) if link is not None]
+
+
+def _files(error: BaseException) -> set[str]:
+    """The source files that a traceback of ``error`` quotes."""
+    traces = [link.__traceback__ for link in (error, *_chain(error))]
+    return {frame.f_code.co_filename for trace in traces for frame, _ in traceback.walk_tb(trace)}
 
 
 def _not_ours(trace: TracebackType | None) -> TracebackType | None:
