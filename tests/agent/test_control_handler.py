@@ -18,13 +18,19 @@ from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Window
 
 
-def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> None:
+def handler(directory: Path) -> tuple[ControlHandler, StopRequests, list[StopRequest]]:
+    """One of a run without workers, and the stops that are asked of it."""
     requested: list[StopRequest] = []
     grace = timedelta(seconds=15)
     requests = StopRequests(Condition(), grace, on_request=requested.append, pass_on=lambda _: None)
-    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
+    run = RunDirectory.create(exact=directory / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
     control_handler = ControlHandler(job, requests, lambda: None, lambda _: False, print)
+    return control_handler, requests, requested
+
+
+def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> None:
+    control_handler, requests, requested = handler(tmp_path)
     assert "SIGKILL after 5m" in control_handler.stop(reason="drain", by="me")
     with pytest.raises(ControlRefused, match=r"stopped already: drain \(me\)"):
         control_handler.stop(reason="drain", by="another")
@@ -37,12 +43,7 @@ def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> No
 
 
 def test_a_stop_without_a_reason_is_told_by_who_asked_for_it(tmp_path: Path) -> None:
-    requested: list[StopRequest] = []
-    grace = timedelta(seconds=15)
-    requests = StopRequests(Condition(), grace, on_request=requested.append, pass_on=lambda _: None)
-    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
-    job: Any = SimpleNamespace(run=run, stop_grace=grace)
-    control_handler = ControlHandler(job, requests, lambda: None, lambda _: False, print)
+    control_handler, _, requested = handler(tmp_path)
     run_command(control_handler, Stop(by="me@n01 with ncclops stop"))
     assert [request.reason for request in requested] == [
         "me@n01 with ncclops stop, without a reason"

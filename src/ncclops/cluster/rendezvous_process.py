@@ -49,7 +49,7 @@ class RendezvousProcess:
         self._link = Link(config, agent)
         self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
         self._round: RoundMember | None = None
-        self._backend: StaticBackend | TorchBackend | None = None  # once connected
+        self._backend: StaticBackend | TorchBackend  # once connected
         self._meets = threading.Lock()  # around the two below
         self._is_meeting = False
         self._is_to_leave = False
@@ -70,7 +70,6 @@ class RendezvousProcess:
 
     def run(self) -> None:
         """Serve the agent until it leaves or ends; does not return in the latter case."""
-        assert self._backend is not None
         while True:
             match self._commands.get():
                 case messages.Meet(attempt, facts):
@@ -133,7 +132,6 @@ class RendezvousProcess:
     # --- commands -------------------------------------------------------------------------------
 
     def _meet(self, attempt: int, facts: NodeFacts) -> None:
-        assert self._backend is not None
         if self._round is not None:
             self._round.over.set()
         try:
@@ -169,8 +167,7 @@ class RendezvousProcess:
         The job is not closed to them: they may train already, and this node be a spare.
         """
         try:
-            if self._backend is not None:
-                self._backend.leave()
+            self._backend.leave()
         finally:
             os._exit(0)
 
