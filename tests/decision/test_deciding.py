@@ -35,6 +35,9 @@ REFUSED = Classification(
 HARDWARE = Classification(
     class_="gpu-hardware", confidence=0.9, summary="broken", retry_policy="replace-node"
 )
+STORE_GONE = Classification(
+    class_="store-rendezvous", confidence=0.9, summary="gone", retry_policy="fix-config"
+)
 SIGINT = StopRequest(reason="SIGINT", grace=timedelta(seconds=9), signum=signal.SIGINT)
 DRAIN = StopRequest(reason="drain", grace=timedelta(seconds=9))
 
@@ -235,6 +238,34 @@ ROWS = {
 
 def on(nodes: list[NodeEnd], rules: JobRules = RULES) -> AttemptDecision:
     return decide(nodes, rules, random=lambda: 0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "class_", "action"),
+    [
+        (STORE_GONE, "store-rendezvous", "retry"),
+        (Classification(class_="unknown", confidence=0.0, summary=""), "store-rendezvous", "retry"),
+        (MISTAKE, "user-error", "unknown"),
+    ],
+)
+def test_a_lost_store_server_is_no_mistake_of_the_configuration(
+    found: Classification, class_: str, action: str
+) -> None:
+    """The next attempt has a store of its own; what a rank itself has raised stays what it is."""
+    end = failed(
+        ending(0, 1), found=found, store_ended="was killed by SIGKILL", story=Story(what="")
+    )
+    decision = on([end])
+    assert decision.classification is not None and decision.classification["class"] == class_
+    assert decision.next_action == action
+    assert (decision.following is not None) == (action == "retry")
+    assert decision.story is not None and (decision.story.class_ == class_) == (
+        found is not MISTAKE
+    )
+
+
+def test_an_external_store_that_is_gone_is_not_retried() -> None:
+    assert on([failed(ending(0, 1), found=STORE_GONE)]).following is None
 
 
 @pytest.mark.parametrize("row", ROWS)

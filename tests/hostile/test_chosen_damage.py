@@ -58,9 +58,9 @@ def _names(run: Path) -> None:
 
 
 def _pipes(run: Path) -> None:
-    """In the place of every file but those by which a directory is known for a run's."""
+    """In the place of every file."""
     for path in run.rglob("*"):
-        if path.is_file() and path.name not in ("run.json", "events.jsonl"):
+        if path.is_file():
             path.unlink()
             os.mkfifo(path)
     os.mkfifo(run / "ras.json")

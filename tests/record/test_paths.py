@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import ncclops
@@ -64,3 +66,12 @@ def test_a_directory_without_events_holds_no_run(tmp_path: Path) -> None:
     assert not RunPaths(tmp_path).holds_run()
     RunPaths(tmp_path).events.touch()
     assert RunPaths(tmp_path).holds_run()
+
+
+def test_what_a_worker_puts_in_the_place_of_the_events_hides_no_run(tmp_path: Path) -> None:
+    events = RunPaths(tmp_path).events
+    for put in (events.mkdir, partial(os.mkfifo, events), partial(events.symlink_to, "nowhere")):
+        put()
+        assert RunPaths(tmp_path).holds_run()
+        events.rmdir() if events.is_dir() else events.unlink()
+    assert not RunPaths(tmp_path).holds_run()

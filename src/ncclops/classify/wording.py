@@ -35,3 +35,25 @@ def loss(what: str) -> Classification:
         retry_reason="a node was lost, and another one may take its place",
         remedy=("look at the host's own log, its network and its scheduler",),
     )
+
+
+# What ranks die of once their store has gone: its line, its consequences, or nothing that is known.
+STORE_MISSED = ("store-rendezvous", "peer-exit", "unknown")
+
+
+def store_loss(what: str) -> Classification:
+    """The verdict on an attempt whose store server ended before its ranks; ``what`` says how.
+
+    Nothing is wrong with the configuration: the next attempt has a store of its own.
+    """
+    return Classification(
+        class_="store-rendezvous",
+        confidence=0.9,
+        summary=what,
+        retry_policy="retry-after-cooldown",
+        retry_reason="its store server ended, and the next attempt has another one",
+        remedy=(
+            "where it was killed: look at dmesg and the cgroup's memory.events on its node",
+            "start the job again: it goes on from its last checkpoint",
+        ),
+    )

@@ -181,7 +181,8 @@ def _read(run_dir: Path, is_lost: Callable[[RunStatus], bool] = lambda _: False)
         return read_once(run_dir, is_lost)
     except OSError as error:
         raise UsageError(
-            f"cannot read {run_dir} ({error.strerror}): name a run directory"
+            f"cannot read {RunPaths(run_dir).events} ({error.strerror}): `ncclops diagnose`"
+            " shows what else the run has left"
         ) from None
 
 

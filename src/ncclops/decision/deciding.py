@@ -201,6 +201,11 @@ def _failed(
         reason = f"{store}; {reason}"
         if story is not None:
             story = msgspec.structs.replace(story, what=f"{store}; {story.what}")
+        said = "unknown" if classification is None else classification["class"]
+        if blamed.lost is None and said in wording.STORE_MISSED:
+            missed, evidence = wording.store_loss(store), (classification or {}).get("evidence", [])
+            classification = missed.as_json() | {"evidence": evidence}
+            story = None if story is None else _judged(story, missed)
     # What ends here has not been judged by the retry policy: the run is to end in any case.
     action: NextAction = "unknown" if blamed.cut_off is None else "retry"
     code = rules.exit_codes.of(action)
@@ -335,6 +340,16 @@ def _story(blamed: NodeEnd, present: Sequence[NodeEnd]) -> Story | None:
     if owner.story is None or owner.story.rank != rank:
         return msgspec.structs.replace(blamed.story, host=blamed.story.host or owner.name)
     return _of_class(owner.story, blamed.story)
+
+
+def _judged(story: Story, found: Classification) -> Story:
+    return msgspec.structs.replace(
+        story,
+        class_=found.class_,
+        confidence=found.confidence,
+        summary=found.summary,
+        next_steps=list(found.remedy),
+    )
 
 
 def _of_class(story: Story, classified: Story) -> Story:

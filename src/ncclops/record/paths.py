@@ -201,11 +201,11 @@ class RunPaths:
         return self.root / WHERE
 
     def holds_run(self) -> bool:
-        """Whether there is a record of a run, even one that has not begun."""
-        try:
-            return self.events.is_file()
-        except OSError:  # not ours to look into
-            return False
+        """Whether there is a record of a run, even one that has not begun.
+
+        What a worker has put in the place of its events hides no run: such a run has no events.
+        """
+        return os.path.lexists(self.events)
 
 
 def run_of_page(page: Path) -> Path:
