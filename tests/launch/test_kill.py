@@ -210,6 +210,32 @@ def test_a_worker_may_end_well_when_asked_to_stop(
     assert run.verdict["workers"][0]["exit_code"] == 0
 
 
+@pytest.mark.slow
+def test_a_signal_to_all_processes_of_a_job_leaves_the_grace_time(
+    waiting_worker: Callable[..., Background], tmp_path: Path
+) -> None:
+    """systemd and batch systems signal each process, the supervisor and its agent as well."""
+    agent = waiting_worker(
+        "import time\n"
+        "def save(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(2); print('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+    )
+    (held,) = psutil.Process(agent.pid).children()
+    os.kill(held.pid, signal.SIGTERM)
+    wait_until(lambda: bool(Run(tmp_path / "run").named("stop-requested")), "the first was taken")
+    agent.terminate()
+    for worker in held.children():
+        with suppress(psutil.NoSuchProcess):
+            worker.terminate()
+    assert agent.wait(LIMIT_S) == 143
+    run = Run(tmp_path / "run")
+    assert run.stdout(0) == "saved\n"
+    assert run.verdict["workers"][0]["exit_code"] == 0
+    assert len(run.named("stop-requested")) == 1
+
+
 def test_user_signals_are_passed_on(waiting_worker: Callable[..., Background]) -> None:
     """Schedulers announce the end of an allocation with them."""
     agent = waiting_worker("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n")

@@ -124,7 +124,7 @@ async def _run(
     fork_server: ForkServerProcess | None,
     coordinate: Coordinate | None,
 ) -> int:
-    agent = _Agent(job, fork_server, coordinate)
+    agent = _Agent(job, pulse, fork_server, coordinate)
     try:
         pulse.follow(asyncio.get_running_loop())
         return await agent.run()
@@ -138,6 +138,7 @@ class _Agent:
     def __init__(
         self,
         job: Job,
+        pulse: Pulse,
         fork_server: ForkServerProcess | None,
         coordinate: Coordinate | None,
     ) -> None:
@@ -152,6 +153,7 @@ class _Agent:
             on_request=self._on_stop_request,
             pass_on=self._pass_on,
             hold_screen=self._terminal.hold,
+            forwarded=lambda: pulse.forwarded,
         )
         rank = 0 if job.attached is None else job.attached
         self._attached = Attached(job.run.paths.rank(rank).stdout_log)

@@ -21,12 +21,13 @@ if TYPE_CHECKING:  # the supervisor needs no event loop
 
 _BEAT_EVERY_S = 1.0
 _FORMAT = struct.Struct("d")
+_FORWARDED = struct.Struct("Q")  # behind it
 # More than the agent itself ever takes for one thing: to end what workers leave behind, 15 s.
 SILENT = timedelta(seconds=20)
 
 
 class Pulse:
-    """A time that the agent renews while its event loop turns.
+    """A time that the agent renews while its event loop turns, and what the supervisor counts.
 
     Made in the supervisor, before it forks the agent.
     """
@@ -42,6 +43,16 @@ class Pulse:
         that, the process may have been stopped."""
         (last,) = _FORMAT.unpack_from(self._page)
         return bool(time.monotonic() - max(last, since) > self.silent.total_seconds())
+
+    @property
+    def forwarded(self) -> int:
+        """How many signals that ask for the end the supervisor has passed on, or is about to."""
+        (number,) = _FORWARDED.unpack_from(self._page, _FORMAT.size)
+        return int(number)
+
+    def count_forwarded(self) -> None:
+        """Call in the supervisor, before it passes on such a signal."""
+        _FORWARDED.pack_into(self._page, _FORMAT.size, self.forwarded + 1)
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Show from now on that ``loop`` turns; call in it, in the agent.

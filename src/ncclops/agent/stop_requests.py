@@ -21,7 +21,10 @@ class StopRequests:
 
     ``condition`` is notified of each of them. ``on_request`` is called with each, ``pass_on`` with
     SIGUSR1 and SIGUSR2, which are meant for the script; ``hold_screen`` with whether the terminal
-    is the shell's at the moment.
+    is the shell's at the moment. ``forwarded`` says how many signals the supervisor has passed on.
+
+    A signal that goes to all processes of a job, as from systemd, a batch system or ``pkill -f``,
+    comes here twice, once through the supervisor: that is one request.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class StopRequests:
         on_request: Callable[[StopRequest], None],
         pass_on: Callable[[signal.Signals], None],
         hold_screen: Callable[[bool], None] = lambda _: None,
+        forwarded: Callable[[], int] = lambda: 0,
     ) -> None:
         self.first: StopRequest | None = None
         self.signals = 0
@@ -42,6 +46,8 @@ class StopRequests:
         self._on_request = on_request
         self._pass_on = pass_on
         self._hold_screen = hold_screen
+        self._forwarded = forwarded
+        self._from_supervisor = self._from_others = 0
         self._supervisor_pid = os.getppid()
 
     @property
@@ -87,6 +93,14 @@ class StopRequests:
         if signum not in _STOPPING:
             self._pass_on(signum)
             return
-        self.signals += 1
+        if (forwarded := self._forwarded()) > self._from_supervisor:
+            self._from_supervisor = forwarded
+        else:
+            self._from_others += 1
         self.launcher_lost = self.launcher_lost or self.is_orphan
+        before, both = self.signals, (self._from_supervisor, self._from_others)
+        # Of a supervisor that has gone nothing comes twice.
+        self.signals = sum(both) if self.launcher_lost else max(both)
+        if self.signals == before:
+            return
         self.add(StopRequest(reason=signum.name, grace=self._grace, signum=signum))

@@ -169,6 +169,7 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
             continue
         if received in _ENDING:
             asked = asked or (received, time.monotonic())
+            pulse.count_forwarded()
         if received is not None and received is not signal.SIGCHLD:
             os.kill(agent_pid, received)
         if received in _ENDING:
