@@ -286,6 +286,26 @@ raise ExceptionGroup("both", [KeyError("first"), KeyError("second")])
     assert "train.py" in shown and "ncclops" not in shown
 
 
+def test_a_thread_that_raises_once_a_pipe_has_the_place_of_the_script_ends(tmp_path: Path) -> None:
+    """The default hook of threads reads the file as well, and the process would wait for it."""
+    (tmp_path / "train.py").write_text("""
+import os, threading
+os.unlink(__file__)
+os.mkfifo(__file__)
+for raised in (KeyError("first"), SystemExit("second")):
+    def work():
+        raise raised
+    at_work = threading.Thread(target=work, name="loader")
+    at_work.start()
+    at_work.join()
+print("goes on")
+""")
+    code, printed, shown = run(["-m", "ncclops.worker"], ["train.py"], tmp_path)
+    assert (code, printed) == (0, "goes on\n")
+    assert "Exception in thread loader:" in shown and "KeyError: 'first'" in shown
+    assert "train.py" in shown and "second" not in shown
+
+
 def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
     (tmp_path / "script.py").write_text("raise SystemExit(3)\n")

@@ -11,6 +11,7 @@ import json
 import linecache
 import os
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -208,7 +209,7 @@ def quote_files_only() -> None:
 
     linecache.updatecache = updatecache
 
-    # The interpreter's own hook, which torch's calls, reads the files itself, not by linecache.
+    # The interpreter's own hooks, which torch's calls, read the files themselves, not by linecache.
     show = sys.__excepthook__
 
     def excepthook(
@@ -222,6 +223,18 @@ def quote_files_only() -> None:
     if sys.excepthook is show:
         sys.excepthook = excepthook
     sys.__excepthook__ = excepthook
+    show_in_thread = threading.excepthook
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if error is None or args.exc_type is SystemExit or all(map(can_be_quoted, _files(error))):
+            show_in_thread(args)
+        else:
+            name = "" if args.thread is None else args.thread.name
+            sys.stderr.write(f"Exception in thread {name}:\n")
+            traceback.print_exception(error)
+
+    threading.excepthook = threading.__excepthook__ = in_thread
 
 
 def without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
