@@ -151,6 +151,7 @@ class RestartLoop:
             state=state.freeze,
             connect=self._another_connection,
             aborted=lambda: self.session.is_aborted(state.iteration),
+            atomic=lambda: self.session.interrupter.atomic(),
         )
 
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
