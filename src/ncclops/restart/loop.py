@@ -32,6 +32,7 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _calls
+from ncclops.restart._checkpoint_process import end_checkpoint_process
 from ncclops.restart._cut_imports import let_import_again
 from ncclops.restart._endings import (
     Failed,
@@ -553,6 +554,7 @@ class RestartLoop:
         release(all_behind(self._causes.last, self._caught))
         self._caught = None
         workers.end()
+        end_checkpoint_process()
 
     def _pass_barrier(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""
