@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import pytest
@@ -42,7 +43,7 @@ def test_what_a_program_has_put_in_the_place_of_signal_signal_is_not_asked(
     """It may wrap each handler, such as `ncclops launch` does."""
     before = signal.signal(signal.SIGALRM, fail)
     plain = signal.signal
-    monkeypatch.setattr(signal, "signal", lambda n, h: plain(n, lambda *given: h(*given)))
+    monkeypatch.setattr(signal, "signal", lambda n, h: plain(n, functools.partial(h)))
     try:
         contain_handlers()
         release_handlers()

@@ -296,7 +296,8 @@ class Ledger:
         return not left.isdisjoint(awaited)
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
-        """Block until the iteration is decided: ``COMPLETED``, or ``FAULT``; and what is known beside it."""
+        """Block until the iteration is decided; ``COMPLETED``, or ``FAULT`` and how long a rank has
+        waited, if that is known."""
         return self._store.wait_long(f"{iteration}/outcome", timeout)
 
     # --- the barrier between iterations -------------------------------------------------------

@@ -152,8 +152,11 @@ class RestartLoop:
             state=state.freeze,
             connect=self._another_connection,
             aborted=lambda: self.session.is_aborted(state.iteration),
-            atomic=lambda: self.session.interrupter.atomic(),
+            atomic=self._atomic,
         )
+
+    def _atomic(self) -> contextlib.AbstractContextManager[None]:
+        return self.session.interrupter.atomic()
 
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
         self.session.record_lost(directory, rank, reason)

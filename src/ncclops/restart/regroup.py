@@ -296,7 +296,9 @@ class Regrouped:
 
         if not hasattr(ddp, "_update_process_group"):
             kind = type(ddp).__name__
-            raise TypeError(f"renew() takes a DistributedDataParallel: make the {kind} anew instead")
+            raise TypeError(
+                f"renew() takes a DistributedDataParallel: make the {kind} anew instead"
+            )
         ddp._update_process_group(distributed.group.WORLD)
 
     def to_dict(self) -> dict[str, Any]:
