@@ -298,5 +298,7 @@ def test_a_kill_that_is_not_the_oom_killers_is_told_as_one_from_outside(
     for worker in (team.workers[0], team.workers[2]):
         team.note_memory(worker, None, is_ruled_out=True)
     assert team.told_by_kernel() == ({} if asked else {2: RULED_OUT})
+    assert team.explanations() == ({} if asked else {2: "from outside"})
     team.why_ended[2] = "no progress for 90 s"
     assert not team.told_by_kernel()
+    assert team.explanations() == team.why_ended

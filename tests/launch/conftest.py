@@ -38,6 +38,11 @@ class Run:
         return (self.path / "events.jsonl").exists()
 
     @property
+    def reason(self) -> str:
+        """The verdict's, without "from outside": said where the kernel counts OOM kills."""
+        return str(self.verdict["reason"]).replace(" (from outside)", "")
+
+    @property
     def verdict(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((self.path / "verdict.json").read_text())
         return document

@@ -38,7 +38,7 @@ def test_a_process_that_does_not_end_after_its_script_is_ended_and_the_job_is_co
     assert [event["rank"] for event in run.named("exit-forced")] == [1]
     assert run.verdict["outcome"] == "completed"
     assert run.verdict["ranks_lost"] == []
-    assert run.verdict["reason"].startswith("rank 1 was killed by SIGKILL, after the script had")
+    assert run.reason.startswith("rank 1 was killed by SIGKILL, after the script had")
     assert "rank 1: its script has ended, and its process does not" in done.stderr
 
 

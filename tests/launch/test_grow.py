@@ -123,7 +123,7 @@ def test_a_rank_that_ends_again_and_again_is_left_out_in_the_end(
     (tmp_path / "stop").touch()
     assert job.wait(LIMIT_S) == 0
     assert run.verdict["ranks_lost"] == [1]
-    assert run.verdict["reason"].startswith("rank 1 was killed by SIGKILL, the others went on")
+    assert run.reason.startswith("rank 1 was killed by SIGKILL, the others went on")
     refusal = "rank 1: no new process takes its place: 3 have ended"
     assert refusal in (tmp_path / "told").read_text()
 

@@ -199,4 +199,4 @@ def test_a_node_whose_ranks_have_all_died_serves_the_store_for_the_others(
     assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
     for run in job.runs:
         assert run.verdict["outcome"] == "completed"
-        assert run.verdict["reason"].startswith("rank 0 was killed by SIGKILL, the others went on")
+        assert run.reason.startswith("rank 0 was killed by SIGKILL, the others went on")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIMIT_S, CompletedText, free_port
-from tests.lanes import GLOO, IN_SCRIPT, Lane
+from tests.lanes import GLOO, IN_SCRIPT, Lane, lanes
 from tests.launch.conftest import Background, Run
 
 pytestmark = pytest.mark.slow
@@ -238,3 +238,72 @@ finally:
     assert run.verdict["reason"] == "rank 1 exited with code 3"
     (failed, *others) = sorted(run.verdict["workers"], key=lambda worker: worker["asked_to_stop"])
     assert (failed["rank"], [each["asked_to_stop"] for each in others]) == (1, [True, True])
+
+
+WARNED = f"""{IN_SCRIPT}
+import signal, sys, time
+import torch.distributed as dist
+from datetime import timedelta
+from ncclops import receipt, restart
+warned = []
+
+def end(*_):
+    warned.append(1)
+    if len(warned) > 1:  # the first is a scheduler's, long before the time is over
+        time.sleep(0.2)
+        print("saved", flush=True)
+        sys.exit(0)
+
+def steps(is_first):
+    for n in range(10**9):
+        dist.all_reduce(torch.ones(100, device=device))
+        time.sleep(0.01)
+        receipt.step(n)
+        if n == 5 and is_first:
+            signal.raise_signal(signal.SIGTERM)
+            dist.barrier()
+            if dist.get_rank() == 1: raise RuntimeError("once")
+        if n == 10 and not is_first:
+            warned[:] = [1]
+            open("goes-on-" + str(dist.get_rank()), "w").close()
+
+def train(call: restart.CallWrapper):
+    signal.signal(signal.SIGTERM, end)
+    if OWN:
+        call.keep_going(
+            lambda: steps(call.iteration == 0),
+            lambda old, new: call.init_process_group("gloo") and None,
+        )
+    else:
+        dist.init_process_group(**lane)
+        steps(call.iteration == 0)
+
+if OWN:
+    restart.Wrapper()(train)()
+else:
+    from types import SimpleNamespace
+    is_first = not os.path.exists(f"begun-{{os.environ['RANK']}}")
+    open(f"begun-{{os.environ['RANK']}}", "w").close()
+    train(SimpleNamespace(iteration=0 if is_first else 1))
+"""
+
+
+@lanes("gloo")
+@pytest.mark.parametrize("own", [True, False], ids=["its own wrapper", "launch's"])
+def test_after_a_restart_the_script_s_handler_of_a_stop_runs_to_its_end(
+    background: Start, script: Script, tmp_path: Path, lane: Lane, *, own: bool
+) -> None:
+    """Once, and a SIGTERM before that, of which it made nothing, has ended no rank."""
+    launcher = background(
+        *("launch", "--profile", lane.profile, "--nproc-per-node", "2", "--run-dir", "run"),
+        script(f"OWN = {own}\n{WARNED}"),
+    )
+    for rank in (0, 1):
+        wait_for(tmp_path / f"goes-on-{rank}")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    assert run.verdict["reason"] == "stopped by SIGTERM"
+    assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0, 0]
+    assert [run.stdout(rank).count("saved") for rank in (0, 1)] == [1, 1]
+    assert [each["ranks_lost"] for each in run.named("restart")] == [[]]

@@ -58,7 +58,7 @@ def test_an_abort_that_raises_has_ended_as_well(error: Exception | None) -> None
         wake=None,
         unblock=lambda _: None,
         before_interrupting=lambda: None,
-        own_silence=lambda: None,
+        own_silence=lambda _: None,
         note_abort=lambda iteration, under_way: noted.append((iteration, under_way)),
     )
     Ledger(store, 1).record_fault(3, RAISED)

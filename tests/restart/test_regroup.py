@@ -250,3 +250,9 @@ def test_which_group_of_before_two_ranks_keep(
     assert found == kept
     assert (reason or "").startswith(why or "") and (reason is None) == (why is None)
     assert which_to_keep("gloo dp", [4, 7], said)[0] is None
+
+
+def test_what_has_to_be_made_anew_is_not_renewed() -> None:
+    group = Regrouped(3, Rung.ANEW, 2, 4.4, "rank 0: a", objects_stay=True)
+    with pytest.raises(TypeError, match="make the object anew instead"):
+        group.renew(object())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import pytest
 
 from ncclops.restart._interrupt.signal_handlers import contain_handlers, release_handlers
+from ncclops.restart.exception import RankShouldRestart
 
 
 def fail(number: int, _: object) -> None:
@@ -32,4 +34,34 @@ def test_one_that_raises_while_handlers_are_being_contained_goes_no_further(
         release_handlers()
         assert signal.getsignal(signal.SIGALRM) is fail
     finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_a_program_has_put_in_the_place_of_signal_signal_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may wrap each handler, such as `ncclops launch` does."""
+    before = signal.signal(signal.SIGALRM, fail)
+    plain = signal.signal
+    monkeypatch.setattr(signal, "signal", lambda n, h: plain(n, functools.partial(h)))
+    try:
+        contain_handlers()
+        release_handlers()
+        assert signal.getsignal(signal.SIGALRM) is fail
+    finally:
+        plain(signal.SIGALRM, before)
+
+
+def test_one_that_asks_for_a_section_without_restarts_while_one_is_under_way_is_ignored() -> None:
+    """Between two iterations: what it raises would end the rank."""
+
+    def ask(*_: object) -> None:
+        raise RankShouldRestart("a restart has begun")
+
+    before = signal.signal(signal.SIGALRM, ask)
+    try:
+        contain_handlers()
+        signal.raise_signal(signal.SIGALRM)
+    finally:
+        release_handlers()
         signal.signal(signal.SIGALRM, before)

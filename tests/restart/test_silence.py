@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from ncclops.restart._groups.recorder import begun_operations
 from ncclops.restart._monitor.link import Page, Watch, create_page_fd
 from ncclops.restart._silence import LastOperation, own_silence
 from ncclops.restart.agreement import Arrival
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
-from ncclops.restart.ledger import Ledger
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
+from ncclops.restart.ledger import FAULT, Ledger
 
 BEGUN = [["default_pg"], ("0", 5)]
 # How the recorder is, and whether the rank has made groups in this iteration.
@@ -75,6 +76,10 @@ def test_it_says_nothing_where_others_cannot_have_waited_for_it(
     assert said(begun, main_thread, soft_s, had_groups=True) is None
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"),
+    reason="this torch records nothing of Gloo",
+)
 @pytest.mark.usefixtures("has_groups")
 def test_an_operation_that_a_rank_begins_is_seen() -> None:
     before = begun_operations()
@@ -101,3 +106,32 @@ def test_it_is_the_cause_where_none_was_silent_but_those_that_waited(also_silent
     faults = ledger.whole_agreement(0)
     assert faults is not None
     assert faults.faults[0].initial_rank == (2 if also_silent else 1)
+
+
+MONITORED = "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 3000 ms"
+IN_GLOO = "[../third_party/gloo] Timed out waiting 3000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize("text", [MONITORED, IN_GLOO])
+def test_who_was_late_is_the_cause_where_the_others_have_a_shorter_timeout(
+    text: str, main_thread: int
+) -> None:
+    """That of a barrier or a group: the rank that it was raised on was blamed."""
+    ledger = Ledger(dist.HashStore(), 2)
+    raised = Fault.of_exception(
+        RuntimeError(text), FaultKind.EXCEPTION, initial_rank=0, rank=0, iteration=0
+    )
+    ledger.record_fault(0, raised)
+    told, _, waited = ledger.wait_for_outcome(0, timedelta(seconds=5)).partition(" ")
+    assert (told, waited) == (FAULT, "3.0")
+    page, last = Page(create_page_fd()), LastOperation()
+    page.soft_s, page.watch, page.main_beat = 600.0, Watch.SOFT_AND_HARD, Page.now() + 60
+    assert own_silence(page, main_thread, 1, last, float(waited), had_groups=False) is None
+    late = own_silence(page, main_thread, 1, last, 1e-9, had_groups=False)
+    assert late is not None
+    assert "call.phase()" not in late.summary, "the timeout is not one of ours"
+    ledger.note_silent(0, late)
+    for rank in (0, 1):
+        ledger.arrive(0, Arrival(rank, rank, 2, ()), ())
+    agreement, _ = ledger.wait_for_agreement(0, 0, timedelta(seconds=5))
+    assert find_cause(agreement.faults).initial_rank == 1

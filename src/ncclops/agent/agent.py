@@ -443,7 +443,7 @@ class _Agent:
             slow_ranks=tuple(attempt.watching.slow_ranks.values()),
             network=attempt.network.use,
             store_ended=attempt.store_ended,
-            why_ended=team.why_ended | team.explained,
+            why_ended=team.explanations(),
         )
 
     async def _tell(

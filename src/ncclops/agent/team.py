@@ -189,6 +189,11 @@ class Team:
         outside = self.killed_from_outside - self.why_ended.keys()
         return self.out_of_memory | dict.fromkeys(outside, RULED_OUT)
 
+    def explanations(self) -> dict[int, str]:
+        """For each rank of which more is known than how it ended, what that is."""
+        outside = dict.fromkeys(self.killed_from_outside, "from outside")
+        return outside | self.why_ended | self.explained
+
     def endings(self) -> list[WorkerEnding]:
         """How the workers ended: first those that did, in their order, then the rest."""
         rest = [worker for worker in self.workers if worker not in self.ended]

@@ -6,7 +6,8 @@ launch``, and that has to agree on something with the other ranks: ``restart.sna
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ class Call:
     - ``connect``: a connection to the store, in the name space of this call, for one thread.
     - ``aborted``: whether the groups of the present iteration are being aborted, or have been. Set
       before the first one is. Any thread.
+    - ``atomic``: a section that no restart of it interrupts. Main thread.
     - ``at_end``: called in the main thread when the call ends, after the last iteration.
     - ``goes_on``: the function goes on with objects of an earlier iteration (``keep_going``).
     - ``begins_anew``: set for it to be called from its start at the end of the iteration instead.
@@ -34,6 +36,7 @@ class Call:
     state: Callable[[], FrozenState]
     connect: Callable[[], StoreClient]
     aborted: Callable[[], bool]
+    atomic: Callable[[], contextlib.AbstractContextManager[None]]
     at_end: list[Callable[[], object]] = field(default_factory=list)
     goes_on: bool = False
     begins_anew: bool = False
@@ -64,3 +67,12 @@ def end(call: Call) -> None:
 def current() -> Call | None:
     """The innermost call under way; ``None``: the code runs in no wrapped function."""
     return _under_way[-1] if _under_way else None
+
+
+@contextlib.contextmanager
+def atomic() -> Iterator[None]:
+    """A section that no restart of any call under way interrupts. Main thread."""
+    with contextlib.ExitStack() as sections:
+        for call in _under_way:
+            sections.enter_context(call.atomic())
+        yield

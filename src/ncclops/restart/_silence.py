@@ -45,12 +45,20 @@ class LastOperation:
 
 
 def own_silence(
-    page: Page, main_thread: int, initial_rank: int, last: LastOperation, *, had_groups: bool
+    page: Page,
+    main_thread: int,
+    initial_rank: int,
+    last: LastOperation,
+    waited_s: float | None = None,
+    *,
+    had_groups: bool,
 ) -> Fault | None:
     """The fault of this rank, if its main thread has not moved for half the soft timeout, or has
     not pinged, or it has begun no operation for as long, and does not wait for its peers; or if it
-    destroys its groups. Any thread."""
+    destroys its groups. Where another rank has waited ``waited_s`` and no longer, half of that
+    without an operation is enough. Any thread."""
     soft_s, _ = page.timeouts()
+    waited_s = soft_s if waited_s is None else min(waited_s, soft_s)
     by_ping = 0 < page.ping < page.main_beat
     silent_s = time.monotonic() - (page.ping if by_ping else page.main_beat)
     frame = sys._current_frames().get(main_thread)
@@ -63,17 +71,18 @@ def own_silence(
         return Fault.of_early_return(initial_rank, int(page.number), int(page.iteration))
     has_groups = had_groups or distributed.is_initialized()
     idle_s = last.seconds_since(has_groups=has_groups) if silent_s < soft_s / 2 else 0.0
-    if max(silent_s, idle_s) < soft_s / 2:
+    if silent_s < soft_s / 2 and idle_s < waited_s / 2:
         return None
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
     if waits_for_peers(stack) or has_pending_operation():
         return None
     if idle_s:
-        detail = (
-            f"began no operation of its groups for {idle_s:.1f} s, in which others waited; what "
-            f"takes longer than the soft timeout ({soft_s:.3g} s) belongs into call.phase() or "
-            "receipt.phase(), on the ranks that wait for it as well"
-        )
+        detail = f"began no operation of its groups for {idle_s:.1f} s, in which others waited"
+        if waited_s == soft_s:
+            detail += (
+                f"; what takes longer than the soft timeout ({soft_s:.3g} s) belongs into "
+                "call.phase() or receipt.phase(), on the ranks that wait for it as well"
+            )
         busy = Fault.observed(FaultKind.SOFT_TIMEOUT, initial_rank, int(page.iteration), detail)
         return replace(busy, rank=int(page.number), traceback=stack)
     what = "no ping" if by_ping else "the main thread did not move"

@@ -27,6 +27,7 @@ from ncclops.restart.raised import (
     is_due_to_peer,
     summarise,
     tells_of_lost_peer,
+    waited_for_peer_s,
 )
 
 
@@ -173,6 +174,11 @@ class Fault:
         """
         by_text = self.kind is FaultKind.EXCEPTION and tells_of_lost_peer(self.summary)
         return self.due_to_peer or by_text or self.kind is FaultKind.NCCL_ERROR
+
+    @property
+    def waited_s(self) -> float | None:
+        """How long the rank had waited for a peer when it raised, where that is known."""
+        return waited_for_peer_s(self.summary) if self.is_symptom_by_text else None
 
     def known_after_s(self, seen: Instant) -> float:
         """How long after it the fault was known at ``seen``, in seconds, and 0 at least.

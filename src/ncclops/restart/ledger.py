@@ -13,7 +13,8 @@ key                       meaning
                           arrival; of many only the first, see ``_Share``
 ``<k>/faults/counts``     how many there were of each sort, in one number
 ``<k>/faulty`` (log)      the ranks whose faults were not recorded, as there were enough
-``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
+``<k>/outcome``           ``fault``, with how many seconds a rank has waited where that is known,
+                          or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed/``…       the roll of the active ranks, by number, that came back from the function:
                           see ``_store.rolls``
@@ -193,7 +194,8 @@ class Ledger:
             if of_all[share] > share.with_traceback:
                 fault = replace(fault, traceback=None)
             self._store.append(f"{iteration}/faults", f"{sum(of_all.values())} {fault.to_json()}")
-        self._store.publish(f"{iteration}/outcome", FAULT)
+        waited = "" if fault.waited_s is None else f" {fault.waited_s}"
+        self._store.publish(f"{iteration}/outcome", FAULT + waited)
 
     def record_gone(self, iteration: int, fault: Fault, gone_before: Collection[int]) -> None:
         """Note that ``fault.initial_rank`` left the job; ends the barrier if it was the last.
@@ -294,7 +296,8 @@ class Ledger:
         return not left.isdisjoint(awaited)
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
-        """Block until the iteration is decided; ``FAULT`` or ``COMPLETED``."""
+        """Block until the iteration is decided; ``COMPLETED``, or ``FAULT`` and how long a rank has
+        waited, if that is known."""
         return self._store.wait_long(f"{iteration}/outcome", timeout)
 
     # --- the barrier between iterations -------------------------------------------------------

@@ -32,6 +32,7 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _calls
+from ncclops.restart._checkpoint_process import end_checkpoint_process
 from ncclops.restart._cut_imports import let_import_again
 from ncclops.restart._endings import (
     Failed,
@@ -151,7 +152,11 @@ class RestartLoop:
             state=state.freeze,
             connect=self._another_connection,
             aborted=lambda: self.session.is_aborted(state.iteration),
+            atomic=self._atomic,
         )
+
+    def _atomic(self) -> contextlib.AbstractContextManager[None]:
+        return self.session.interrupter.atomic()
 
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
         self.session.record_lost(directory, rank, reason)
@@ -552,6 +557,7 @@ class RestartLoop:
         release(all_behind(self._causes.last, self._caught))
         self._caught = None
         workers.end()
+        end_checkpoint_process()
 
     def _pass_barrier(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""

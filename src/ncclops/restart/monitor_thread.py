@@ -102,7 +102,7 @@ class MonitorThread:
         wake: int | None,
         unblock: Callable[[FrameType], None],
         before_interrupting: Callable[[], None],
-        own_silence: Callable[[], Fault | None],
+        own_silence: Callable[[float | None], Fault | None],
         take_snapshot: Callable[[int], object] | None = None,
         note_abort: Callable[[int, bool], object],
     ) -> None:
@@ -166,12 +166,13 @@ class MonitorThread:
 
     def _perform(self, task: _Task) -> None:
         if task.state is not None:
-            if self._wait_for_outcome(task.iteration) == COMPLETED:
+            outcome = self._wait_for_outcome(task.iteration)
+            if outcome == COMPLETED:
                 self.messages.put(Completed())
                 return
             seen_at = time.monotonic()
             self.fault_seen_in = task.iteration
-            self._note_own_silence(task.iteration)
+            self._note_own_silence(task.iteration, outcome)
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
             collect_s = self._collect(task.iteration)
@@ -191,10 +192,11 @@ class MonitorThread:
                 if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
                     raise
 
-    def _note_own_silence(self, iteration: int) -> None:
+    def _note_own_silence(self, iteration: int, outcome: str) -> None:
         """While the main thread is still where it was."""
         with logged("looking at this rank's own progress"):
-            if (fault := self._own_silence()) is not None:
+            _, _, waited = outcome.partition(" ")
+            if (fault := self._own_silence(float(waited) if waited else None)) is not None:
                 self._ledger.note_silent(iteration, fault)
 
     def _collect(self, iteration: int) -> float:

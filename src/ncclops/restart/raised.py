@@ -15,8 +15,13 @@ from ncclops.restart.exception import RankShouldRestart
 _PEER_IS_GONE = re.compile(
     r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
     r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
-    r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout",
+    r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout|"
+    r"failed to pass monitoredBarrier",
     re.IGNORECASE,
+)
+# And for how long it has waited, where torch says that.
+_WAITED_MS = re.compile(
+    r"(?:timed out waiting|timeout after|monitoredBarrier in) (\d{1,12}) ?ms", re.IGNORECASE
 )
 
 # Of a message, its beginning and its end are read, so many characters of each. Some have hundreds
@@ -158,6 +163,12 @@ def _shortened_notes(notes: list[Any]) -> list[str]:
 def tells_of_lost_peer(text: str) -> bool:
     """Whether ``text`` is what a rank says whose peer has gone or does not come."""
     return _PEER_IS_GONE.search(text) is not None
+
+
+def waited_for_peer_s(text: str) -> float | None:
+    """For how many seconds the rank that says ``text`` has waited for a peer, if it says that."""
+    found = _WAITED_MS.search(text)
+    return None if found is None else int(found[1]) / 1000
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:

@@ -289,10 +289,16 @@ class Regrouped:
         """Have ``ddp``, a ``DistributedDataParallel`` over the default group, go on with that.
 
         On all ranks, if ``objects_stay``. Whatever the fault has interrupted its last backward pass
-        in, the next forward pass begins anew.
+        in, the next forward pass begins anew. Raises ``TypeError`` for what has to be made anew,
+        such as a module of FSDP2.
         """
         from torch import distributed
 
+        if not hasattr(ddp, "_update_process_group"):
+            kind = type(ddp).__name__
+            raise TypeError(
+                f"renew() takes a DistributedDataParallel: make the {kind} anew instead"
+            )
         ddp._update_process_group(distributed.group.WORLD)
 
     def to_dict(self) -> dict[str, Any]:

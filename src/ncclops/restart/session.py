@@ -224,13 +224,12 @@ class Session:
         """Whether the abort of the groups of ``iteration`` has begun. Any thread."""
         return self._aborted_in == iteration
 
-    def _own_silence(self) -> Fault | None:
+    def _own_silence(self, waited_s: float | None) -> Fault | None:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
         self._last_operation.look(begun_operations())
-        return own_silence(
-            page, self._main_thread, self._rank, self._last_operation, had_groups=had_groups
-        )
+        last = self._last_operation, waited_s
+        return own_silence(page, self._main_thread, self._rank, *last, had_groups=had_groups)
 
     def _at_each_tick(self) -> None:
         """Watchdog thread."""

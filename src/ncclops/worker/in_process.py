@@ -335,7 +335,6 @@ class _Attempts:
         self._check_resources(call)
         self._phases.begin_iteration(call)
         recorder.current().follow_main_thread(lambda: call.main_thread_moved_at)
-        self._stop.enter(call)
         _obey(call)
         script.forget_error()
         self._printed.begin()

@@ -19,10 +19,9 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import ReadyToEndEvent
-from ncclops.restart import CallWrapper
+from ncclops.restart import _calls
 from ncclops.worker import no_restart
 
-_EXIT_CODE = 128 + signal.SIGTERM
 # A scheduler may signal all processes of a job at once, and this one before the launcher.
 _STOP_COMES_WITHIN_S = 5.0
 
@@ -47,23 +46,16 @@ def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
 
 
 class StopSignal:
-    """Knows whether the process was asked to stop; watches what handler the script sets."""
+    """Watches what handler the script sets."""
 
     def __init__(self) -> None:
-        self.requested = False
-        self._call: CallWrapper | None = None
         self._pid = os.getpid()
         self._set_handler = signal.signal
+        self._has_waited = False
 
     def watch(self) -> None:
         """From now on, handlers that are set for SIGTERM run in one piece."""
         signal.signal = self._signal  # type: ignore[assignment]
-
-    def enter(self, call: CallWrapper) -> None:
-        """An iteration begins; leaves instead if the process was asked to stop in the last one."""
-        self._call = call
-        if self.requested:
-            raise SystemExit(_EXIT_CODE)
 
     def _signal(self, number: int, handler: Any) -> Any:
         if number == signal.SIGTERM and callable(handler):
@@ -80,17 +72,16 @@ class StopSignal:
             nonlocal running
             if os.getpid() != self._pid:  # a child that the script has forked, which waits for none
                 return handler(number, frame)
-            self.requested = True
-            if self._call is None:
-                return handler(number, frame)
             if running:  # a scheduler has sent the signal to all processes, and the launcher again
                 return None
-            with self._call.atomic():
+            with _calls.atomic():
                 running = True
                 try:
                     return handler(number, frame)
                 except SystemExit:
-                    _wait_for_the_others(self._set_handler)
+                    if not self._has_waited:  # within a handler that has called the one before it
+                        self._has_waited = True
+                        _wait_for_the_others(self._set_handler)
                     raise
                 finally:
                     running = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -109,7 +110,9 @@ def test_that_nothing_in_memory_could_be_restored_is_a_warning(
 def call(store: dist.Store) -> Iterator[_calls.Call]:
     """Of a wrapped function, on the only rank."""
     state = State(0, 1, active_rank=0, active_world_size=1).freeze()
-    made = _calls.Call(lambda: state, lambda: StoreClient(Connection(store)), lambda: False)
+    made = _calls.Call(
+        lambda: state, lambda: StoreClient(Connection(store)), lambda: False, nullcontext
+    )
     _calls.begin(made)
     yield made
     _calls.end(made)

@@ -14,7 +14,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.raised import summarise
+
+# Not as a script, or what runs it, may replace it: what is contained is the handler as it was set.
+_set_handler = signal.signal
 
 log = logging.getLogger("ncclops.restart")
 
@@ -36,7 +40,7 @@ def _contain_handlers() -> None:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, _Contained):
-            signal.signal(number, _Contained(handler))
+            _set_handler(number, _Contained(handler))
 
 
 def release_handlers() -> None:
@@ -44,7 +48,7 @@ def release_handlers() -> None:
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if isinstance(handler, _Contained):
-            signal.signal(number, handler.handler)
+            _set_handler(number, handler.handler)
 
 
 class _Contained:
@@ -56,12 +60,12 @@ class _Contained:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.handler(number, frame)
-        except Exception as error:  # noqa: BLE001 - the handler is the program's
+        except (Exception, RankShouldRestart) as error:  # noqa: BLE001 - the program's handler
             name = signal.strsignal(number)
             _log_ignored(f"the handler of signal {number} ({name})", error)
 
 
-def _log_ignored(handler: str, error: Exception) -> None:
+def _log_ignored(handler: str, error: BaseException) -> None:
     log.warning(
         "%s has raised this while the function was not running, which was ignored: %s",
         handler,
