@@ -158,6 +158,40 @@ def test_a_bar_that_is_named_for_steps_counts_as_a_bar() -> None:
     assert classify(moved).verdict.class_ == "no-failure-seen"
 
 
+@pytest.mark.parametrize(
+    "bar",
+    [
+        " 10%|█         | 100/1000 [00:10<01:30, 10.0it/s, loss=2.3, v_num=0]",
+        "loss 2.31:  10%|█         | 100/1000 [00:10<01:30, 10.0batch/s]",
+        "129it [43:14, 20.11s/it, loss=0.16]",
+    ],
+)
+def test_a_bar_that_shows_a_loss_is_a_bar(bar: str) -> None:
+    """A process that ends draws its bar once more, with all that it shows."""
+    log = f"{bar}\nKeyError: 'mask'\n{bar}\n{bar}\n"
+    assert classify(log).verdict.signature == "python-exception"
+    assert classify(f"{bar}\n").verdict.class_ == "no-failure-seen"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun torchrun train.py --steps 1000 --lr 0.1 --loss 0.5",
+        "Namespace(lr=0.1, betas=(0.9, 0.95), loss=0.1, steps=1000, tok='gpt2')",
+        "Training config: max_steps=1000, loss='mse', eval_steps: 500, batch size 32 lr 0.01",
+        "model:\n  name: gpt2\ntraining:\n  loss: 0.0\n  lr: 0.0003",
+        "  0%|          | 0/1000 [00:00<?, ?it/s, loss=0.00]",
+        "Sanity Checking: 100%|██████████| 2/2 [00:00<00:00, 10.0it/s]",
+        "Training finished loading data",
+        "the model is saved after training is complete",
+        "Training done: False",
+        "8 packets transmitted, packet loss: 0.0%",
+    ],
+)
+def test_settings_promises_and_preparation_are_no_progress(text: str) -> None:
+    assert classify(f"{text}\n").verdict.class_ == "unknown"
+
+
 def test_the_bar_of_a_wide_terminal_is_a_bar() -> None:
     wide = "".join(f"\r{n}0%|{'█' * 20 * n:200}| {n}/10 [00:0{n}<00:09,  1.10it/s]" for n in (8, 9))
     assert classify(f"{wide}\n").verdict.class_ == "no-failure-seen"
