@@ -352,3 +352,64 @@ def test_steps_between_two_failures_of_a_large_log_count() -> None:
     assert len(log) > 64 * 1024
     assert classify(log).verdict.signature == "slurm-cancelled"
     assert classify(failed + filler + ended).verdict.signature == "python-exception"
+
+
+STARTED = "NCCL version 2.21.5+cuda12.4"
+STEPS = "step 1 loss 3.1\nstep 2 loss 3.0"
+NO_MEMORY = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+GAVE_UP = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1"
+CANCELLED = (
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T12:00:00 DUE TO TIME LIMIT ***"
+)
+REFUSED = (
+    "n1:10:10 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45678> "
+    "failed : Connection refused"
+)
+LAST, BOTH = "the verdict is on the last", "the verdict is on it and the one before"
+
+
+@pytest.mark.parametrize(
+    ("runs", "class_", "said"),
+    [
+        ([NO_MEMORY, GAVE_UP, STARTED, STEPS], "no-failure-seen", LAST),
+        ([STEPS, NO_MEMORY, GAVE_UP, STARTED], "gpu-oom", BOTH),
+        ([STEPS, CANCELLED, STARTED, STEPS, "KeyError: 'mask'"], "user-error", LAST),
+        ([NO_MEMORY, GAVE_UP, STARTED, STEPS, CANCELLED], "preempted", LAST),
+        ([STEPS, "Training complete", STARTED, NO_MEMORY], "gpu-oom", LAST),
+        ([STEPS, "Training complete", STARTED], "no-failure-seen", LAST),
+        # Whether this is another run, nobody says; that it took steps is enough.
+        ([NO_MEMORY, STARTED, STEPS], "no-failure-seen", None),
+        (["KeyError: 'mask'", STEPS, "Training complete"], "no-failure-seen", None),
+        ([STEPS, "Training complete", "KeyError: 'mask'"], "user-error", None),
+    ],
+)
+def test_the_last_run_in_a_file_decides(runs: list[str], class_: str, said: str | None) -> None:
+    """A file that was appended to: two attempts of a batch job, say."""
+    report = classify("\n".join(runs) + "\n")
+    assert report.verdict.class_ == class_
+    assert [note.split(", ")[-1].split("; ")[-1] for note in report.notes] == (
+        [said] if said else []
+    )
+
+
+def test_a_run_that_may_be_of_a_late_host_makes_nothing_eligible() -> None:
+    """Refused connections alone would be retried once; memory that ran out before is not."""
+    report = classify("\n".join([STEPS, NO_MEMORY, GAVE_UP, STARTED, REFUSED]))
+    assert (report.verdict.class_, report.verdict.eligible) == ("gpu-oom", False)
+    assert BOTH in report.notes[-1]
+
+
+def test_steps_of_an_earlier_run_are_no_progress_of_the_last() -> None:
+    """Retries that are exceeded are worth another node only once collectives had completed."""
+    lost = (
+        "n1:10:10 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB: Got completion from peer "
+        "10.0.0.2<4567> with status=12 opcode=0 len=0 vendor err 129 (Recv)"
+    )
+    again = classify("\n".join([STEPS, "Training complete", STARTED, lost]))
+    assert (again.verdict.class_, again.verdict.retry_policy) == ("network-transport", "fix-config")
+    assert classify(f"{STEPS}\n{lost}").verdict.retry_policy == "replace-node"
+
+
+@pytest.mark.parametrize("last", [GAVE_UP, "srun: error: n1: task 0: Exited with exit code 1"])
+def test_a_worker_that_failed_after_the_training_s_end_has_failed(last: str) -> None:
+    assert classify(f"{STEPS}\nTraining complete\n{last}\n").verdict.class_ == "peer-exit"

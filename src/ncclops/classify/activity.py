@@ -303,7 +303,7 @@ def _starts(signs: _Signs, region: _Region) -> Iterator[int]:
 
 
 def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
-    """Where a line shows a step; what a bar shows, up to where it ends on its line, is the bar's."""
+    """Where a line shows a step; ``bars`` says up to where a line is its bar's."""
     block = region.block
     for begin in _starts(_STEPS, region):
         line = _line_start(block, begin)
