@@ -413,3 +413,15 @@ def test_steps_of_an_earlier_run_are_no_progress_of_the_last() -> None:
 @pytest.mark.parametrize("last", [GAVE_UP, "srun: error: n1: task 0: Exited with exit code 1"])
 def test_a_worker_that_failed_after_the_training_s_end_has_failed(last: str) -> None:
     assert classify(f"{STEPS}\nTraining complete\n{last}\n").verdict.class_ == "peer-exit"
+
+
+def test_an_attempt_that_failed_is_a_failure_until_the_next_takes_steps() -> None:
+    again = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group"
+    assert classify(f"{again}\n  restart_count=1\n").verdict.class_ == "peer-exit"
+    assert classify(f"{again}\n  restart_count=1\n{STEPS}\n").verdict.class_ == "no-failure-seen"
+
+
+def test_lines_that_name_an_error_where_nothing_failed_decide_nothing() -> None:
+    frame = '(W pid=7) ERROR 01-29 07:44:33 worker.py:467]   File "/x/w.py", line 9, in NCCL_CHECK'
+    assert classify(frame).verdict.class_ == "unknown"
+    assert classify("CUDA used to build: 11.7\ncuDNN version: Could not collect\n").candidates

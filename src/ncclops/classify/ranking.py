@@ -91,14 +91,8 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
 
 def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> list[Hit]:
     """Without what the job recovered from: harmless warnings, attempts followed by steps."""
-    last_restart = max(
-        (
-            seen.when(hit)
-            for hit in context
-            if hit.signature.id == _RESTART and seen.step_follows(hit)
-        ),
-        default=None,
-    )
+    restarts = (h for h in context if h.signature.id == _RESTART and seen.step_follows(h))
+    last_restart = max(restarts, key=seen.when, default=None)
     running = max((life.attempt for life in seen.lives if life.steps), default=0)
     last_lines: dict[int, int] = {}
     for hit in hits:
@@ -121,7 +115,10 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
             return True
         if cleared_by == "init" and seen.init_follows(hit):
             return True
-        return last_restart is not None and seen.when(hit) < last_restart
+        return last_restart is not None and (
+            seen.when(hit) < seen.when(last_restart)
+            or (hit.source, hit.line) == (last_restart.source, last_restart.line)
+        )
 
     return [hit for hit in hits if not recovered(hit)]
 

@@ -260,16 +260,16 @@ class Scanner:
             return judge(self._observations(starting_up), stats, notes)
         report = judge(self._observations(starting_up, last_run=True), stats, notes)
         verdict = report.verdict
-        if not (
-            all(source.life.of_last_run().has_come_up for source in again)
-            or (verdict.names_failure and not verdict.eligible and verdict.class_ != "peer-exit")
-            or not any(_hold_failure(source.earlier) for source in again)
+        says_how = verdict.names_failure and verdict.class_ != "peer-exit"
+        after_none = not any(_hold_failure(source.earlier) for source in again)
+        if all(source.life.of_last_run().has_come_up for source in again) or (
+            (says_how or after_none) and not verdict.eligible
         ):
+            on = "the verdict is on the last"
+        else:
             # It may be no run of its own, but another host of the one before, which was late.
             report = judge(self._observations(starting_up), stats, notes)
             on = "and nothing shows how it went; the verdict is on it and the one before"
-        else:
-            on = "the verdict is on the last"
         told = (f"{s.name}:{s.life.run_line}: another run of the job begins, {on}" for s in again)
         return replace(report, notes=(*report.notes, *told))
 
