@@ -58,20 +58,20 @@ _STEPS: _Signs = (
 )
 # A loss has decimals, where a weight or a share of packets may have none.
 _LOSS: _Signs = (((b"oss",), rb"oss'?\W{1,4}\d+(?:\.\d|[Ee][-+]?\d)(?![\d.]*%)"),)
-_LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
+_LOSS_NAME = rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$"
 # What a name begins with that says how many there are to be, or how often.
-_COUNT = re.compile(
+_COUNT = (
     rb"(?<![A-Za-z])(?:(?:max|num|n|total)[_ -]?|(?:eval|save|saving|warm_?up|log|logging|accum\w*"
     rb"|decay|checkpoint|ckpt|print)_)[A-Za-z]$"
 )
 # Before a mark on its line: an option of a command, or the settings that a program was given.
-_SETTING = re.compile(
+_SETTING = (
     rb"(?:^|\s)--[\w.-]*$"
     rb"|(?i:config\w*|arguments|args|namespace|param\w*|settings|options)(?:\(|[:=] ?[({]?)"
     rb"(?:[^()]|\([^()]*\))*$"
 )
 # A line of settings: one name, and a value of few digits.
-_ROUND = re.compile(rb"^\s*[\"']?\w*oss[\"']?\s?[:=]\s?\d\.\d?\s*,?$")
+_ROUND = rb"^\s*[\"']?\w*oss[\"']?\s?[:=]\s?\d\.\d?\s*,?$"
 # Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each. A bar without an
 # end, `129it [43:14, 20.11s/it, loss=0.16]`, is one of training where it shows a loss.
 _BAR: _Signs = (
@@ -209,8 +209,6 @@ _BEGUN: _Signs = (
     ),
 )
 
-_LINE_END = re.compile(rb"[\n\r]")
-
 WHOLE_BLOCK = 64 * 1024
 # How much of a line before a mark is read to tell whether it speaks of settings.
 _SETTING_REACH = 400
@@ -284,7 +282,7 @@ def _is_quoted(block: bytes, offset: int) -> bool:
 def _one_a_line(block: bytes, offsets: Iterable[int]) -> tuple[int, ...]:
     kept: list[int] = []
     for offset in offsets:
-        if not kept or _LINE_END.search(block, kept[-1], offset):
+        if not kept or _line_start(block, offset) > kept[-1]:
             kept.append(offset)
     return tuple(kept)
 
@@ -308,16 +306,18 @@ def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
     for begin in _starts(_STEPS, region):
         line = _line_start(block, begin)
         before = block[max(line, begin - _SETTING_REACH) : begin]
-        if begin >= bars.get(line, 0) and not (_COUNT.search(before) or _SETTING.search(before)):
+        if begin >= bars.get(line, 0) and not (
+            _compiled(_COUNT).search(before) or _compiled(_SETTING).search(before)
+        ):
             yield begin
     for begin in _starts(_LOSS, region):
         line = _line_start(block, begin)
         before = block[max(line, begin - _SETTING_REACH) : begin]
         if (
             begin >= bars.get(line, 0)
-            and _LOSS_NAME.search(before)
-            and not _SETTING.search(before)
-            and not _ROUND.match(block[line : begin + 32].split(b"\n")[0])
+            and _compiled(_LOSS_NAME).search(before)
+            and not _compiled(_SETTING).search(before)
+            and not _compiled(_ROUND).match(block[line : begin + 32].split(b"\n")[0])
         ):
             yield begin
 
