@@ -158,6 +158,40 @@ def test_a_bar_that_is_named_for_steps_counts_as_a_bar() -> None:
     assert classify(moved).verdict.class_ == "no-failure-seen"
 
 
+@pytest.mark.parametrize(
+    "bar",
+    [
+        " 10%|█         | 100/1000 [00:10<01:30, 10.0it/s, loss=2.3, v_num=0]",
+        "loss 2.31:  10%|█         | 100/1000 [00:10<01:30, 10.0batch/s]",
+        "129it [43:14, 20.11s/it, loss=0.16]",
+    ],
+)
+def test_a_bar_that_shows_a_loss_is_a_bar(bar: str) -> None:
+    """A process that ends draws its bar once more, with all that it shows."""
+    log = f"{bar}\nKeyError: 'mask'\n{bar}\n{bar}\n"
+    assert classify(log).verdict.signature == "python-exception"
+    assert classify(f"{bar}\n").verdict.class_ == "no-failure-seen"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun torchrun train.py --steps 1000 --lr 0.1 --loss 0.5",
+        "Namespace(lr=0.1, betas=(0.9, 0.95), loss=0.1, steps=1000, tok='gpt2')",
+        "Training config: max_steps=1000, loss='mse', eval_steps: 500, batch size 32 lr 0.01",
+        "model:\n  name: gpt2\ntraining:\n  loss: 0.0\n  lr: 0.0003",
+        "  0%|          | 0/1000 [00:00<?, ?it/s, loss=0.00]",
+        "Sanity Checking: 100%|██████████| 2/2 [00:00<00:00, 10.0it/s]",
+        "Training finished loading data",
+        "the model is saved after training is complete",
+        "Training done: False",
+        "8 packets transmitted, packet loss: 0.0%",
+    ],
+)
+def test_settings_promises_and_preparation_are_no_progress(text: str) -> None:
+    assert classify(f"{text}\n").verdict.class_ == "unknown"
+
+
 def test_the_bar_of_a_wide_terminal_is_a_bar() -> None:
     wide = "".join(f"\r{n}0%|{'█' * 20 * n:200}| {n}/10 [00:0{n}<00:09,  1.10it/s]" for n in (8, 9))
     assert classify(f"{wide}\n").verdict.class_ == "no-failure-seen"
@@ -318,3 +352,76 @@ def test_steps_between_two_failures_of_a_large_log_count() -> None:
     assert len(log) > 64 * 1024
     assert classify(log).verdict.signature == "slurm-cancelled"
     assert classify(failed + filler + ended).verdict.signature == "python-exception"
+
+
+STARTED = "NCCL version 2.21.5+cuda12.4"
+STEPS = "step 1 loss 3.1\nstep 2 loss 3.0"
+NO_MEMORY = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+GAVE_UP = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  exitcode  : 1"
+CANCELLED = (
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T12:00:00 DUE TO TIME LIMIT ***"
+)
+REFUSED = (
+    "n1:10:10 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45678> "
+    "failed : Connection refused"
+)
+LAST, BOTH = "the verdict is on the last", "the verdict is on it and the one before"
+
+
+@pytest.mark.parametrize(
+    ("runs", "class_", "said"),
+    [
+        ([NO_MEMORY, GAVE_UP, STARTED, STEPS], "no-failure-seen", LAST),
+        ([STEPS, NO_MEMORY, GAVE_UP, STARTED], "gpu-oom", BOTH),
+        ([STEPS, CANCELLED, STARTED, STEPS, "KeyError: 'mask'"], "user-error", LAST),
+        ([NO_MEMORY, GAVE_UP, STARTED, STEPS, CANCELLED], "preempted", LAST),
+        ([STEPS, "Training complete", STARTED, NO_MEMORY], "gpu-oom", LAST),
+        ([STEPS, "Training complete", STARTED], "no-failure-seen", LAST),
+        # Whether this is another run, nobody says; that it took steps is enough.
+        ([NO_MEMORY, STARTED, STEPS], "no-failure-seen", None),
+        (["KeyError: 'mask'", STEPS, "Training complete"], "no-failure-seen", None),
+        ([STEPS, "Training complete", "KeyError: 'mask'"], "user-error", None),
+    ],
+)
+def test_the_last_run_in_a_file_decides(runs: list[str], class_: str, said: str | None) -> None:
+    """A file that was appended to: two attempts of a batch job, say."""
+    report = classify("\n".join(runs) + "\n")
+    assert report.verdict.class_ == class_
+    assert [note.split(", ")[-1].split("; ")[-1] for note in report.notes] == (
+        [said] if said else []
+    )
+
+
+def test_a_run_that_may_be_of_a_late_host_makes_nothing_eligible() -> None:
+    """Refused connections alone would be retried once; memory that ran out before is not."""
+    report = classify("\n".join([STEPS, NO_MEMORY, GAVE_UP, STARTED, REFUSED]))
+    assert (report.verdict.class_, report.verdict.eligible) == ("gpu-oom", False)
+    assert BOTH in report.notes[-1]
+
+
+def test_steps_of_an_earlier_run_are_no_progress_of_the_last() -> None:
+    """Retries that are exceeded are worth another node only once collectives had completed."""
+    lost = (
+        "n1:10:10 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB: Got completion from peer "
+        "10.0.0.2<4567> with status=12 opcode=0 len=0 vendor err 129 (Recv)"
+    )
+    again = classify("\n".join([STEPS, "Training complete", STARTED, lost]))
+    assert (again.verdict.class_, again.verdict.retry_policy) == ("network-transport", "fix-config")
+    assert classify(f"{STEPS}\n{lost}").verdict.retry_policy == "replace-node"
+
+
+@pytest.mark.parametrize("last", [GAVE_UP, "srun: error: n1: task 0: Exited with exit code 1"])
+def test_a_worker_that_failed_after_the_training_s_end_has_failed(last: str) -> None:
+    assert classify(f"{STEPS}\nTraining complete\n{last}\n").verdict.class_ == "peer-exit"
+
+
+def test_an_attempt_that_failed_is_a_failure_until_the_next_takes_steps() -> None:
+    again = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group"
+    assert classify(f"{again}\n  restart_count=1\n").verdict.class_ == "peer-exit"
+    assert classify(f"{again}\n  restart_count=1\n{STEPS}\n").verdict.class_ == "no-failure-seen"
+
+
+def test_lines_that_name_an_error_where_nothing_failed_decide_nothing() -> None:
+    frame = '(W pid=7) ERROR 01-29 07:44:33 worker.py:467]   File "/x/w.py", line 9, in NCCL_CHECK'
+    assert classify(frame).verdict.class_ == "unknown"
+    assert classify("CUDA used to build: 11.7\ncuDNN version: Could not collect\n").candidates

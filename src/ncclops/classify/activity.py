@@ -8,7 +8,7 @@ what follows a failure, or lines like one, are read; in between, one more step c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -30,11 +30,6 @@ _STEPS: _Signs = (
         (b"int", b"float", b"double", b"half", b" f8e"),
         rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
         rb"\d+\.?\d* +\d+\.\d+",
-    ),
-    # A bar without an end, `129it [43:14, 20.11s/it, loss=0.16]`: a step where it shows a loss.
-    (
-        (b"it [",),
-        rb"it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?loss=",
     ),
     # What DeepEP's and other tests of bandwidth print of each size.
     ((b"[tuning]",), rb"\[tuning\][^\n]{0,120}?\d GB/s"),
@@ -61,26 +56,50 @@ _STEPS: _Signs = (
         rb"\bEpoch\W{1,4}\d{1,6}\W{1,4}(?i:train |valid\w* |test )?(?i:acc\w*)\W{1,3}\d",
     ),
 )
-_LOSS: _Signs = (((b"oss",), rb"oss'?\W{1,4}\d"),)
-_LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
-# Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each.
+# A loss has decimals, where a weight or a share of packets may have none.
+_LOSS: _Signs = (((b"oss",), rb"oss'?\W{1,4}\d+(?:\.\d|[Ee][-+]?\d)(?![\d.]*%)"),)
+_LOSS_NAME = rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$"
+# What a name begins with that says how many there are to be, or how often.
+_COUNT = (
+    rb"(?<![A-Za-z])(?:(?:max|num|n|total)[_ -]?|(?:eval|save|saving|warm_?up|log|logging|accum\w*"
+    rb"|decay|checkpoint|ckpt|print)_)[A-Za-z]$"
+)
+# Before a mark on its line: an option of a command, or the settings that a program was given.
+_SETTING = (
+    rb"(?:^|\s)--[\w.-]*$"
+    rb"|(?i:config\w*|arguments|args|namespace|param\w*|settings|options)(?:\(|[:=] ?[({]?)"
+    rb"(?:[^()]|\([^()]*\))*$"
+)
+# A line of settings: one name, and a value of few digits.
+_ROUND = rb"^\s*[\"']?\w*oss[\"']?\s?[:=]\s?\d\.\d?\s*,?$"
+# Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each. A bar without an
+# end, `129it [43:14, 20.11s/it, loss=0.16]`, is one of training where it shows a loss.
 _BAR: _Signs = (
     (
         (b"%|",),
         rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}"
-        rb"(?:it/s|s/it)",
+        rb"(?:(?:it|step|batch|tok|tokens|sample|img)/s|s/(?:it|step|batch|sample))[^\]\n\r]{0,400}",
+    ),
+    (
+        (b"it [",),
+        rb"(?<![\d.])(\d{1,12})()it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?"
+        rb"loss=[^\]\n\r]{0,400}",
     ),
 )
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = (
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
-    rb"|[Gg]enerat|[Pp]rocess|[Rr]ead"
+    rb"|[Gg]enerat|[Pp]rocess|[Rr]ead|[Ss]anity|[Cc]onvert|[Ee]xtract|[Pp]repar|[Qq]uantiz|[Mm]erg"
+    rb"|[Pp]ack|[Ww]arm|[Ii]nit"
 )
 _END: _Signs = (
     (
         (b"training",),
-        rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)",
+        rb"(?i:(?<!after )(?<!until )(?<!when )(?<!once )(?<!the )(?<!for )(?<!if )"
+        rb"(?:training (?:is |has )?(?:complete|finished|done)(?!d? \w+ing\b|: ?(?:false|none|0)\b)"
+        rb"|finished training|end of training(?! is\b)))",
     ),
+    ((b"trainoutput(",), rb"\bTrainOutput\(global_step=[1-9]"),
     ((b"trial ",), rb"(?i:trial \S+ completed after)"),
     ((b"# avg bus bandwidth",), rb"# Avg bus bandwidth"),
     ((b"collective test concluded",), rb"Collective test concluded"),
@@ -190,9 +209,9 @@ _BEGUN: _Signs = (
     ),
 )
 
-_LINE_END = re.compile(rb"[\n\r]")
-
 WHOLE_BLOCK = 64 * 1024
+# How much of a line before a mark is read to tell whether it speaks of settings.
+_SETTING_REACH = 400
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 # So many hits of a block that a stretch without one follows: the job may have run on there.
 _GAPS = 2
@@ -229,15 +248,16 @@ def read_marks(block: bytes, hits: Sequence[tuple[int, int]], bars: dict[int, in
     ``bars`` holds how far each progress bar has come, by its total, and is brought up to date.
     """
     steps: list[int] = []
-    drawn: dict[int, tuple[int, int]] = {}
+    drawn: dict[int, _Bar] = {}
     init, ended, begun = -1, -1, False
     for region in _regions(block, hits):
-        steps.extend(_steps(region))
-        drawn.update(_bars(region))
+        bars_of_lines = dict(_bars(region))
+        steps.extend(_steps(region, {line: bar.stop for line, bar in bars_of_lines.items()}))
+        drawn.update((bar.start, bar) for bar in bars_of_lines.values() if bar.is_training)
         init = max(init, *_starts(_INIT, region), -1)
         ended = max(ended, *_starts(_END, region), -1)
         begun = begun or any(True for _ in _found(_BEGUN, region))
-    moved = [offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total)]
+    moved = [offset for offset, bar in sorted(drawn.items()) if _moved(bars, bar.at, bar.total)]
     shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
     kept = _one_a_line(block, shown)
     return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved)
@@ -262,7 +282,7 @@ def _is_quoted(block: bytes, offset: int) -> bool:
 def _one_a_line(block: bytes, offsets: Iterable[int]) -> tuple[int, ...]:
     kept: list[int] = []
     for offset in offsets:
-        if not kept or _LINE_END.search(block, kept[-1], offset):
+        if not kept or _line_start(block, offset) > kept[-1]:
             kept.append(offset)
     return tuple(kept)
 
@@ -280,20 +300,52 @@ def _starts(signs: _Signs, region: _Region) -> Iterator[int]:
     return (found.start() for found in _found(signs, region))
 
 
-def _steps(region: _Region) -> Iterator[int]:
-    yield from _starts(_STEPS, region)
+def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
+    """Where a line shows a step; ``bars`` says up to where a line is its bar's."""
+    block = region.block
+    for begin in _starts(_STEPS, region):
+        line = _line_start(block, begin)
+        before = block[max(line, begin - _SETTING_REACH) : begin]
+        if begin >= bars.get(line, 0) and not (
+            _compiled(_COUNT).search(before) or _compiled(_SETTING).search(before)
+        ):
+            yield begin
     for begin in _starts(_LOSS, region):
-        if _LOSS_NAME.search(region.block[max(0, begin - 8) : begin]):
+        line = _line_start(block, begin)
+        before = block[max(line, begin - _SETTING_REACH) : begin]
+        if (
+            begin >= bars.get(line, 0)
+            and _compiled(_LOSS_NAME).search(before)
+            and not _compiled(_SETTING).search(before)
+            and not _compiled(_ROUND).match(block[line : begin + 32].split(b"\n")[0])
+        ):
             yield begin
 
 
-def _bars(region: _Region) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(offset, (position, total)) of each drawing of a bar of training."""
+class _Bar(NamedTuple):
+    """A drawing of a bar: where it begins and ends, how far it has come, and of how much."""
+
+    start: int
+    stop: int
+    at: int
+    total: int
+    is_training: bool
+
+
+def _bars(region: _Region) -> Iterator[tuple[int, _Bar]]:
+    """Each drawing of a bar, with where its line begins."""
     block = region.block
     for found in _found(_BAR, region):
-        line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
-        if not _compiled(_OTHER_BAR).search(block, line_start + 1, found.start()):
-            yield found.start(), (int(found[1]), int(found[2]))
+        line = _line_start(block, found.start())
+        is_training = b"loss" in found[0] or not _compiled(_OTHER_BAR).search(
+            block, line, found.start()
+        )
+        at, total = int(found[1]), int(found[2] or 0)
+        yield line, _Bar(found.start(), found.end(), at, total, is_training)
+
+
+def _line_start(block: bytes, offset: int) -> int:
+    return max(block.rfind(b"\n", 0, offset), block.rfind(b"\r", 0, offset)) + 1
 
 
 def _regions(block: bytes, hits: Sequence[tuple[int, int]]) -> Iterator[_Region]:

@@ -68,7 +68,7 @@ _IS_QUIET = re.compile(
     r"|(?i:\b(?:if|may|might|retry\w*|retries|retrying|fall(?:ing|s)? ?back|ignor\w+|optional"
     r"|non-?fatal|harmless|skip\w*|recover\w*|deprecat\w+|will be|please note|could result"
     r"|disabl\w+|instead|trying again|e\.g\.|0 (?:errors|failed)|no errors?|without error"
-    r"|already been registered)\b)"
+    r"|already been registered|could not collect)\b)"
     r"|(?i:(?:failed|failure|unable) to|could not|couldn't|cannot|can't) (?:shut ?down|close|stop"
     r"|clean|remove|delete|unlink|unmap|munmap|release|destroy|free)\b"
     r"|^\s*(?:File \"|at |\^+$|#\d+ |@ )|\braise\b|\bexcept\b|\bcatch\b"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from ncclops.classify.model import Hit, Stamp
 from ncclops.classify.stamps import comparable
 
 COLLECTIVES_DONE = "context-collectives-completed"
 # Ranks that have lost a peer may print a few more steps; they do not print this many.
 _RUN_OF_STEPS = 10
+# So many steps are a run's where its beginning, or its end, is seen as well.
+_STEPS_OF_A_RUN = 2
 
 
 class SourceLife:
@@ -20,13 +24,38 @@ class SourceLife:
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.steps = 0
-        self.first_step_line: int | None = None
         self.last_step_line: int | None = None
         self.last_step_stamp: Stamp | None = None
         self.last_step_is_bar = False
         self.last_init_line: int | None = None
         self.begun = False
         self.ended_line: int | None = None
+        # The last line with which a run may begin, and how many steps came before it.
+        self.begin_line, self.steps_at_begin = 0, 0
+        # Where the last of several runs begins, and how many steps were of those before it.
+        self.run_line: int | None = None
+        self.steps_of_earlier_runs = 0
+
+    @property
+    def has_come_up(self) -> bool:
+        return bool(self.steps or self.last_init_line or self.ended_line)
+
+    def begin_run(self, line: int, steps: int) -> None:
+        self.run_line, self.steps_of_earlier_runs = line, steps
+
+    def of_last_run(self) -> SourceLife:
+        """What the last run alone has shown, where the source shows several."""
+        if self.run_line is None:
+            return self
+        life, first = copy(self), self.run_line
+        life.steps -= self.steps_of_earlier_runs
+        life.steps_at_begin -= self.steps_of_earlier_runs
+        for name in ("last_step_line", "last_init_line", "ended_line"):
+            if (getattr(self, name) or 0) < first:
+                setattr(life, name, None)
+        if life.last_step_line is None:
+            life.last_step_stamp = None
+        return life
 
 
 class Observations:
@@ -75,6 +104,20 @@ class Observations:
     def run_follows(self, hit: Hit) -> bool:
         """Whether so many steps followed in the same log that nothing there can have died."""
         return self.lives[hit.source].steps - hit.steps_before >= _RUN_OF_STEPS
+
+    def begun_again_after(self, hit: Hit) -> bool:
+        """Whether a run of the job began after this line, in the same log, and took steps."""
+        life = self.lives[hit.source]
+        return life.begin_line > hit.line and life.steps - life.steps_at_begin >= _STEPS_OF_A_RUN
+
+    def went_on_to_its_end(self, hit: Hit, last_line: int) -> bool:
+        """Whether steps followed, and the end of the training after the last failure's line."""
+        life = self.lives[hit.source]
+        return (
+            (life.ended_line or 0) > last_line
+            and (life.last_step_line or 0) > last_line
+            and life.steps - hit.steps_before >= _STEPS_OF_A_RUN
+        )
 
     def init_follows(self, hit: Hit) -> bool:
         return (self.lives[hit.source].last_init_line or 0) > hit.line

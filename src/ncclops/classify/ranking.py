@@ -22,6 +22,9 @@ _RESTART = "context-restart"
 _INIT_PHASE = "context-init-phase"
 # Ids of signatures of NCCL's traces, `NCCL INFO misc/x.cc:64 -> 3`.
 _TRACES = "nccl-trace-"
+# Signatures of a launcher's word that a process ended with a code of its own: of one that had
+# trained to the end, too, the job has failed.
+_FAILED_TASKS = ("elastic-exit-1", "srun-task-failed")
 # The tier of a signature that says only that a process ended: below all that say why. What has
 # a tier beyond it is no failure: it says how the job ran.
 _LAST_TIER = 4
@@ -88,15 +91,12 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
 
 def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> list[Hit]:
     """Without what the job recovered from: harmless warnings, attempts followed by steps."""
-    last_restart = max(
-        (
-            seen.when(hit)
-            for hit in context
-            if hit.signature.id == _RESTART and seen.step_follows(hit)
-        ),
-        default=None,
-    )
+    restarts = (h for h in context if h.signature.id == _RESTART and seen.step_follows(h))
+    last_restart = max(restarts, key=seen.when, default=None)
     running = max((life.attempt for life in seen.lives if life.steps), default=0)
+    last_lines: dict[int, int] = {}
+    for hit in hits:
+        last_lines[hit.source] = max(hit.line, last_lines.get(hit.source, 0))
 
     def recovered(hit: Hit) -> bool:
         cleared_by = hit.signature.cleared_by
@@ -104,14 +104,21 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
             return True
         if cleared_by == "never":
             return False
-        of_teardown = hit.signature.role == "victim" or hit.signature.id.startswith(_TRACES)
+        if seen.begun_again_after(hit) or seen.went_on_to_its_end(hit, last_lines[hit.source]):
+            return True
+        of_teardown = hit.signature.id not in _FAILED_TASKS and (
+            hit.signature.role == "victim" or hit.signature.id.startswith(_TRACES)
+        )
         if of_teardown and seen.follows_the_end(hit):
             return True
         if (cleared_by and seen.step_follows(hit)) or seen.run_follows(hit):
             return True
         if cleared_by == "init" and seen.init_follows(hit):
             return True
-        return last_restart is not None and seen.when(hit) < last_restart
+        return last_restart is not None and (
+            seen.when(hit) < seen.when(last_restart)
+            or (hit.source, hit.line) == (last_restart.source, last_restart.line)
+        )
 
     return [hit for hit in hits if not recovered(hit)]
 

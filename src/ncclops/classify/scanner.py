@@ -35,7 +35,16 @@ from ncclops.classify.matched_lines import (
     writer,
     writers,
 )
-from ncclops.classify.model import EXITS, HANGS, Evidence, Hit, Report, Signature, Stamp, Stats
+from ncclops.classify.model import (
+    EXITS,
+    HANGS,
+    Evidence,
+    Hit,
+    Report,
+    Signature,
+    Stamp,
+    Stats,
+)
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
 from ncclops.classify.verdicts import verdict_by_words
@@ -59,6 +68,8 @@ _KEPT_GROUPS = 200_000
 _COMMUNICATOR = "context-communicator-rank"
 _SUMMARY_RANK = "context-elastic-rank"
 _ROOT_CAUSE = "context-elastic-root-cause"
+# Of lines between two runs of a job that wrote to the same file.
+_RUN_OVER, _RUN_BEGINS = "context-run-over", "context-run-begins"
 # Ids of signatures that know a line by what it speaks of: not by the kind of process that Ray and
 # vLLM name in front of it.
 _TOPICS = "topic-"
@@ -85,6 +96,9 @@ class _Source:
         self.provisional_steps = 0
         # How far each progress bar was drawn, by its total.
         self.bars: dict[int, int] = {}
+        # Whether the run that this source was showing is over, and what was found in those before.
+        self.run_over = False
+        self.earlier: list[Hit] = []
 
     def settle(self) -> None:
         """Forget what the unfinished line had added to the counts."""
@@ -175,7 +189,7 @@ class Scanner:
                 steps, bars = source.life.steps, dict(source.bars)
                 self._read_block(source, block, line)
                 source.provisional_steps, source.bars = source.life.steps - steps, bars
-        report = judge(self._observations(starting_up), self._stats(), tuple(notes))
+        report = self._judge(tuple(notes), starting_up)
         if self._is_empty:
             return report
         if report.verdict.class_ == "unknown":
@@ -229,8 +243,47 @@ class Scanner:
         evidence = Evidence(source.name, number, text, BY_WORDS, "cause", rank)
         return replace(report, verdict=verdict_by_words(found, rank), evidence=(evidence,))
 
-    def _observations(self, starting_up: bool | None) -> Observations:
+    def _begin_run(self, source: _Source, line: int, steps: int) -> None:
+        """Another run of the job begins: what was found until now is of an earlier one."""
+        groups = [group for group in self._hits if group[1] == source.number]
+        ended = [hit for group in groups for hit in self._hits.pop(group)]
+        if _hold_failure(ended) or not _hold_failure(source.earlier):
+            source.earlier = ended
+        source.life.begin_run(line, steps)
+        source.run_over, self._first_failed = False, None
+
+    def _judge(self, notes: tuple[str, ...], starting_up: bool | None) -> Report:
+        """The verdict on the last run where logs show several, if it is known how that went."""
+        again = [source for source in self._sources.values() if source.life.run_line is not None]
+        stats = self._stats()
+        if not again:
+            return judge(self._observations(starting_up), stats, notes)
+        report = judge(self._observations(starting_up, last_run=True), stats, notes)
+        verdict = report.verdict
+        says_how = verdict.names_failure and verdict.class_ != "peer-exit"
+        after_none = not any(_hold_failure(source.earlier) for source in again)
+        if all(source.life.of_last_run().has_come_up for source in again) or (
+            (says_how or after_none) and not verdict.eligible
+        ):
+            on = "the verdict is on the last"
+        else:
+            # It may be no run of its own, but another host of the one before, which was late.
+            report = judge(self._observations(starting_up), stats, notes)
+            on = "and nothing shows how it went; the verdict is on it and the one before"
+        told = (f"{s.name}:{s.life.run_line}: another run of the job begins, {on}" for s in again)
+        return replace(report, notes=(*report.notes, *told))
+
+    def _observations(self, starting_up: bool | None, *, last_run: bool = False) -> Observations:
+        """What was found; ``last_run``: without that of earlier runs in the same log."""
         found = [hit for group in self._hits.values() for hit in group]
+        sources = list(self._sources.values())
+        lives = [source.life for source in sources]
+        if last_run:
+            before = [life.steps_of_earlier_runs for life in lives]
+            found = [h._replace(steps_before=h.steps_before - before[h.source]) for h in found]
+            lives = [life.of_last_run() for life in lives]
+        else:
+            found += [hit for source in sources for hit in source.earlier]
         named = [(source.name, source.rank) for source in self._sources.values()]
         trusted = line_ranks.files_are_ranks(
             named, [(h.source, h.rank) for h in found if not h.accuses]
@@ -238,7 +291,7 @@ class Scanner:
         hits = [self._with_rank(hit, trusted) for hit in found]
         return Observations(
             hits=hits,
-            lives=[source.life for source in self._sources.values()],
+            lives=lives,
             first_failed_rank=self._first_failed,
             starting_up=starting_up,
             is_empty=self._is_empty,
@@ -311,6 +364,12 @@ class Scanner:
             now = self._clock() if self._clock else None
             stamp = stamps.stamp_of(now) if now else source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
+        ids = {match.signature.id for _, found in matched for match in found}
+        if _RUN_BEGINS in ids:
+            if source.run_over:
+                self._begin_run(source, line, steps)
+            source.life.begin_line, source.life.steps_at_begin = line, steps
+        source.run_over = source.run_over or _RUN_OVER in ids
         for part, found in matched:
             seen = Line(part, line, line_ranks.rank_of_line(part), stamp, steps)
             for match in found:
@@ -415,6 +474,10 @@ def _last_part(source: _Source) -> str:
     return (source.tail + source.cutter.pending()[0][:_LOOK_BACK]).decode("utf-8", "replace")
 
 
+def _hold_failure(hits: Iterable[Hit]) -> bool:
+    return any(hit.signature.role != "benign" for hit in hits)
+
+
 def _without_script_s(found: Iterable[Match]) -> list[Match]:
     """``found`` without what the script has raised; that its GPU has failed, say, it may show."""
     return [match for match in found if match.signature.class_ != "user-error"]
@@ -430,8 +493,6 @@ def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -
     if marks.steps:
         life.steps += len(marks.steps)
         life.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])
-        if life.first_step_line is None:
-            life.first_step_line = first_line + block.count(b"\n", 0, marks.steps[0])
         text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
         life.last_step_is_bar = marks.last_is_bar
         life.last_step_stamp = stamps.last_stamp(text.decode("utf-8", "replace"))

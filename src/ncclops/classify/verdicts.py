@@ -230,8 +230,10 @@ def verdict_without_failure(seen: Observations) -> Classification:
         return unknown_failure
     if any(life.ended_line for life in lives) or sum(life.steps for life in lives) > 1:
         return _nothing_failed(0.9, "the job took steps")
-    if any(life.steps or life.last_init_line for life in lives):
+    if any(life.last_init_line for life in lives):
         return _nothing_failed(0.8, "communicators came up; no run of steps is shown")
+    if any(life.steps for life in lives):
+        return _nothing_failed(0.8, "one step is shown, and no more")
     if _ERROR_LINE in unanswered:
         return unknown_failure
     begun = any(life.begun for life in lives)
