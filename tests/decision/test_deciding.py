@@ -145,6 +145,20 @@ ROWS = {
         1,
         "requested: drain; rank 1 did not exit cleanly",
     ),
+    "stopped by SIGTERM alone, as in an import": (
+        node(killed(0, "SIGTERM", asked_to_stop=True), stop=DRAIN),
+        RULES,
+        "stopped",
+        0,
+        "requested: drain",
+    ),
+    "stopped by SIGTERM after its groups were aborted": (
+        node(killed(0, "SIGTERM", asked_to_stop=True), stop=DRAIN, by_force=True),
+        RULES,
+        "stopped",
+        1,
+        "requested: drain; rank 0 did not exit cleanly",
+    ),
     "stopped by a signal, and a rank failed meanwhile": (
         replace(WORST, stop=SIGINT),
         RULES,

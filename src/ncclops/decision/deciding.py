@@ -106,7 +106,7 @@ def _stopped(asked: NodeEnd, nodes: Sequence[NodeEnd]) -> AttemptDecision:
     assert asked.stop is not None
     failures = [node.failure for node in nodes if node.failure is not None]
     failed = {failure.rank for failure in failures}
-    bad = [ending.rank for node in nodes for ending in node.bad]
+    bad = [ending.rank for node in nodes for ending in node.forced]
     how = "".join(
         f"; rank {each.rank} failed meanwhile ({each.message or describe_ending(each)})"
         for each in failures
