@@ -32,7 +32,7 @@ def place(
     found, asked_for_rank = None if standalone else find_placement(environ), given.node_rank
     if standalone:
         if given.nnodes not in (None, "1", "1:1"):
-            raise UsageError(f"--standalone is one node: leave out it or --nnodes {given.nnodes}")
+            raise UsageError(f"--standalone is one node: leave it out, or --nnodes {given.nnodes}")
         given = replace(given, nnodes="1")
     elif found is not None:
         given = given.filled_in(found.options)
