@@ -202,7 +202,9 @@ WORSE: list[tuple[str, str, Change, Status]] = [
     (
         "host.space",
         "room above it",
-        lambda m: m.spaces.append(Space(path="/n/a", above="/n", size_bytes=100 * GIB, free_bytes=99 * GIB)),
+        lambda m: m.spaces.append(
+            Space(path="/n/a", above="/n", size_bytes=100 * GIB, free_bytes=99 * GIB)
+        ),
         Status.CANNOT_TELL,
     ),
     (

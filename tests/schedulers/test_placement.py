@@ -128,7 +128,7 @@ def test_the_command_line_comes_before_the_step() -> None:
 
 def test_standalone_is_one_node_wherever_it_runs() -> None:
     assert place(NodeOptions(), standalone=True, environ=STEP).rendezvous is None
-    with pytest.raises(UsageError, match="--standalone is one node: .* --nnodes 2"):
+    with pytest.raises(UsageError, match=r"--standalone is one node: .* --nnodes 2"):
         place(NodeOptions(nnodes="2"), standalone=True, environ={})
 
 

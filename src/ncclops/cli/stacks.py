@@ -25,9 +25,7 @@ def stacks(
     ] = False,
     limit: Annotated[
         str,
-        typer.Option(
-            "--limit", metavar="TIME", help="How long to wait for the ranks, such as 5s."
-        ),
+        typer.Option("--limit", metavar="TIME", help="How long to wait for the ranks, such as 5s."),
     ] = "5s",
     as_json: JsonOption = False,
 ) -> int:

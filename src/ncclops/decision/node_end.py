@@ -108,8 +108,11 @@ class NodeEnd:
     def forced(self) -> list[WorkerEnding]:
         """Workers that a stop has not ended cleanly. A script that was still importing, or handles
         SIGTERM, gets that alone, and may well end by it."""
-        by_sigterm = lambda each: each.asked_to_stop and each.signal == "SIGTERM"  # noqa: E731
-        return [each for each in self.bad if self.by_force or not by_sigterm(each)]
+        return [
+            each
+            for each in self.bad
+            if self.by_force or not (each.asked_to_stop and each.signal == "SIGTERM")
+        ]
 
     @property
     def bad(self) -> list[WorkerEnding]:
