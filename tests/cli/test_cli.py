@@ -188,6 +188,10 @@ def test_a_width_that_is_none_is_passed_over(columns: str, ncclops: Ncclops) -> 
             ["launch", "--master-port", "x", "a.py"],
             "is not a whole number from 1 to 65535: `ncclops launch --help` shows how it is used",
         ),
+        (
+            ["incident", "runs/a", "last"],
+            "'last' is not a whole number: `ncclops incident --help` shows how it is used",
+        ),
     ],
 )
 def test_a_mistyped_word_is_answered_with_the_right_one(

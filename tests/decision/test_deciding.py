@@ -322,6 +322,21 @@ class TestNodes:
         orphan = replace(other, stop=SIGINT, launcher_lost=True)
         assert on([WELL, orphan]).reason.startswith("the launcher was killed on n1")
 
+    @pytest.mark.parametrize(
+        ("by_force", "stop", "reason", "code"),
+        [
+            (False, SIGINT, "stopped by SIGINT", 130),  # as in the imports of a script
+            (True, SIGINT, "stopped by SIGINT; rank 0 did not exit cleanly", 130),
+            (False, DRAIN, "requested: drain; rank 0 did not exit cleanly", 1),
+        ],
+    )
+    def test_a_worker_that_sigterm_alone_has_ended_was_stopped_by_the_signal(
+        self, by_force: bool, stop: StopRequest, reason: str, code: int
+    ) -> None:
+        ended = killed(0, "SIGTERM", asked_to_stop=True)
+        decision = on([node(ended, stop=stop, by_force=by_force)])
+        assert (decision.reason, decision.exit_code) == (reason, code)
+
     def test_forced_workers_of_any_node_make_a_stop_unclean(self) -> None:
         decision = on([replace(WELL, stop=DRAIN), node(killed(2), killed(3), name="n1")])
         assert (decision.outcome, decision.exit_code) == ("stopped", 1)

@@ -234,7 +234,9 @@ def test_a_fault_that_the_job_recovered_from_is_history(
     assert (page["outcome"], page["recovered"], page["incidents"]) == ("completed", True, 1)
     assert page["culprit"]["rank"] is None
     assert [step["what"] for step in page["tried"]] == ["restart 1 in place"]
-    assert "from which the job recovered: rank 1" in ncclops("diagnose").stdout
+    said = ncclops("diagnose").stdout
+    assert "from which the job recovered: rank 1" in said
+    assert "  class     user-error (" in said
 
 
 def test_a_run_under_way_that_makes_no_steps_is_told(

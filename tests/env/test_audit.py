@@ -55,6 +55,12 @@ def test_a_name_in_a_message_or_inside_another_name_does_not_count(tmp_path: Pat
     assert not {"NCCL_P2P_LEVEL", "NCCL_BLOCKING_WAIT"} & (found.read | found.unknown)
 
 
+def test_a_file_that_is_no_libnccl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    with pytest.raises(UsageError, match="is no libnccl"):
+        audit_nccl(tmp_path / "train.py")
+
+
 @pytest.mark.slow  # reads hundreds of megabytes of libraries
 def test_what_is_set_and_read_by_nothing(tmp_path: Path) -> None:
     environ = {

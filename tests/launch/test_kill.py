@@ -195,6 +195,18 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_time(
     assert agent.wait(LIMIT_S) == 130
 
 
+def test_a_worker_that_ends_by_the_sigterm_of_a_stop_has_ended_cleanly(
+    waiting_worker: Callable[..., Background], tmp_path: Path
+) -> None:
+    """As in the imports of a script: there is nothing yet that could be cut."""
+    agent = waiting_worker("", "--restart", "none")
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(LIMIT_S) == 130
+    run = Run(tmp_path / "run")
+    assert run.verdict["workers"][0]["signal"] == "SIGTERM"
+    assert run.verdict["reason"] == "stopped by SIGINT"
+
+
 @pytest.mark.extended
 def test_a_worker_may_end_well_when_asked_to_stop(
     waiting_worker: Callable[..., Background], tmp_path: Path

@@ -21,6 +21,7 @@ from ncclops.launch.options import (
     parse_nproc,
     parse_shown,
     parse_snapshot_every,
+    parse_timeouts,
     silent_store,
     target_of,
     with_attached,
@@ -171,6 +172,13 @@ def test_how_often_snapshots_are_taken(text: str | None) -> None:
 def test_what_is_no_frequency_of_snapshots_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--snapshot-every .*: give a number of steps, auto, or"):
         parse_snapshot_every(text)
+
+
+def test_a_timeout_without_a_value_and_a_program_that_is_a_module_are_refused() -> None:
+    with pytest.raises(UsageError, match="--timeout soft: write it as NAME=TIME"):
+        parse_timeouts(["soft"])
+    with pytest.raises(UsageError, match="--module and --no-python"):
+        target_of("train", (), module=True, program=True)
 
 
 def test_an_option_of_launch_behind_the_script_is_told() -> None:

@@ -200,6 +200,20 @@ WORSE: list[tuple[str, str, Change, Status]] = [
         Status.CANNOT_TELL,
     ),
     (
+        "host.space",
+        "room above it",
+        lambda m: m.spaces.append(
+            Space(path="/n/a", above="/n", size_bytes=100 * GIB, free_bytes=99 * GIB)
+        ),
+        Status.CANNOT_TELL,
+    ),
+    (
+        "host.space",
+        "no room above it",
+        lambda m: m.spaces.append(Space(path="/n", above="/", size_bytes=GIB, free_bytes=1)),
+        Status.FAIL,
+    ),
+    (
         "host.clock",
         "nobody sets it",
         both(unset_clock, processes(Process(1, "systemd", "S"))),

@@ -128,6 +128,8 @@ def test_the_command_line_comes_before_the_step() -> None:
 
 def test_standalone_is_one_node_wherever_it_runs() -> None:
     assert place(NodeOptions(), standalone=True, environ=STEP).rendezvous is None
+    with pytest.raises(UsageError, match=r"--standalone is one node: .* --nnodes 2"):
+        place(NodeOptions(nnodes="2"), standalone=True, environ={})
 
 
 def test_a_task_per_gpu_is_refused_with_what_to_write_instead() -> None:

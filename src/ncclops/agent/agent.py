@@ -444,6 +444,7 @@ class _Agent:
             network=attempt.network.use,
             store_ended=attempt.store_ended,
             why_ended=team.explanations(),
+            by_force=team.by_force,
         )
 
     async def _tell(

@@ -40,6 +40,7 @@ class Team:
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
     ended_for_hang: set[int] = field(default_factory=set)  # by the agent, and the others go on
     last_faulty: int | None = None
+    by_force: bool = False  # ranks were made to leave, or not given the time to
     ending: bool = False  # the workers were told that nothing starts again
     why_ended: dict[int, str] = field(default_factory=dict)  # ranks that the restart core has ended
 

@@ -155,7 +155,9 @@ class TeamStop:
         if way is Way.SIGNAL:
             await self._tell_where_ranks_wait_for_a_group()
             limit = self._left()
-        elif not self._stop.hurry:
+        elif self._stop.hurry:
+            self._team.by_force = True
+        else:
             late = await self._tell_where_late_ranks_are()
             await self._abort_groups(self._why_by_force(way), late)
         await self.signal_all(limit)
@@ -425,6 +427,7 @@ class TeamStop:
     async def _abort(self) -> None:
         """Abort all process groups; what ends from now on ends because of us."""
         team = self._team
+        team.by_force = True
         team.asked_to_stop |= {worker.rank for worker in team.running()}
         asked = {worker.rank for worker in team.running() if worker.send_command(AbortCommand())}
         asked &= team.bootstrapped  # a program that is none of ours does not answer

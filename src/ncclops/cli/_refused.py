@@ -21,9 +21,9 @@ def worded(error: Any) -> str:
         return f"{path} has no option {error.option_name}: {hint}"
     kind = getattr(getattr(error, "param", None), "type", None)
     numbers = [f"{word} {at}" for word, at in _limits(kind) if at is not None]
-    message = message.replace(
-        "is not a valid int range", " ".join(["is not a whole number", *numbers])
-    )
+    number = " ".join(["is not a whole number", *numbers])
+    message = message.replace("is not a valid int range", number)
+    message = message.replace("is not a valid int", number)
     return f"{message}: `{path} --help` shows how it is used"
 
 

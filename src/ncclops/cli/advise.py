@@ -26,7 +26,7 @@ def advise(
         ),
     ] = None,
     nnodes: Annotated[
-        int | None, typer.Option(min=1, help="How many nodes the job is to have.")
+        int | None, typer.Option(metavar="N", min=1, help="How many nodes the job is to have.")
     ] = None,
     restart: Annotated[
         RestartMode | None,

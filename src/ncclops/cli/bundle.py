@@ -36,7 +36,9 @@ def bundle(
     run: RunArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="The archive to write; default RUN's name here."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The archive to write; default RUN's name here."
+        ),
     ] = None,
     max_file: Annotated[
         int,

@@ -61,6 +61,7 @@ def _print(diagnosis: Diagnosis) -> None:
 
 def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     from ncclops.diagnose import story_text
+    from ncclops.diagnose.incident_text import class_row
 
     for fault in diagnosis.gpu_faults:
         if str(fault) not in diagnosis.what:
@@ -74,6 +75,7 @@ def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "tried", story_text.tried(diagnosis.tried)
     if (report := diagnosis.incident) is not None and diagnosis.recovered:
         yield "incident", f"{report.number}, from which the job recovered: {report.sentence}"
+        yield from class_row(report)
     if diagnosis.outcome in ("completed", "no-receipt"):
         yield "receipt", diagnosis.receipt or "none"
     for note in diagnosis.notes:

@@ -14,7 +14,10 @@ from ncclops.cli._output import echo, note
 def report(
     run: RunArgument = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The page to write; - for standard output.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The page to write; - for standard output."
+        ),
     ] = Path("report.html"),
     force: ForceOption = False,
 ) -> int:

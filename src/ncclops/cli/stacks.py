@@ -24,7 +24,8 @@ def stacks(
         ),
     ] = False,
     limit: Annotated[
-        str, typer.Option("--limit", help="How long to wait for the ranks, such as 5s.")
+        str,
+        typer.Option("--limit", metavar="TIME", help="How long to wait for the ranks, such as 5s."),
     ] = "5s",
     as_json: JsonOption = False,
 ) -> int:

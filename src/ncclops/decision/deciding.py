@@ -106,14 +106,16 @@ def _stopped(asked: NodeEnd, nodes: Sequence[NodeEnd]) -> AttemptDecision:
     assert asked.stop is not None
     failures = [node.failure for node in nodes if node.failure is not None]
     failed = {failure.rank for failure in failures}
-    bad = [ending.rank for node in nodes for ending in node.bad]
+    request, on = asked.stop, _on(asked, nodes)
+    # The exit code of a command to stop says so whenever a worker had to be ended.
+    ends = [node.bad if request.signum is None else node.forced for node in nodes]
+    bad = [ending.rank for endings in ends for ending in endings]
     how = "".join(
         f"; rank {each.rank} failed meanwhile ({each.message or describe_ending(each)})"
         for each in failures
     )
     if forced := [rank for rank in bad if rank not in failed]:
         how += f"; {ranks_named(forced)} did not exit cleanly"
-    request, on = asked.stop, _on(asked, nodes)
     failure = next(iter(failures), None)
     if request.signum is not None:
         return AttemptDecision(

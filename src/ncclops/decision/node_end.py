@@ -60,6 +60,7 @@ class NodeEnd:
     ``hosts_store``: the job's store goes with it. ``store_ended``: how the server of the workers'
     store ended, where it did before they had. ``why_ended``: of ranks that the restart core has
     ended, on this node or others, and of those whose death the agent can explain.
+    ``by_force``: ranks were made to leave what they were in, or not given the time to.
 
     ``lost``: why the node did not report its end; then all else is unknown. ``idle``:
     it had no workers in this attempt. ``cut_off``: why it could not decide with the other nodes.
@@ -87,6 +88,7 @@ class NodeEnd:
     hosts_store: bool = False
     store_ended: str | None = None
     why_ended: Mapping[int, str] = field(default_factory=dict)
+    by_force: bool = False
     lost: str | None = None
     idle: bool = False
     cut_off: str | None = None
@@ -101,6 +103,16 @@ class NodeEnd:
         """Whether something here, and not on another node alone, has ended the attempt."""
         unasked = any(not ending.asked_to_stop for ending in self.bad)
         return bool(unasked or self.hang or self.gpu_faults or self.store_ended)
+
+    @property
+    def forced(self) -> list[WorkerEnding]:
+        """Workers that a stop has not ended cleanly. A script that was still importing, or handles
+        SIGTERM, gets that alone, and may well end by it."""
+        return [
+            each
+            for each in self.bad
+            if self.by_force or not (each.asked_to_stop and each.signal == "SIGTERM")
+        ]
 
     @property
     def bad(self) -> list[WorkerEnding]:

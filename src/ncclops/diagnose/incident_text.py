@@ -33,6 +33,13 @@ def incident_lines(report: IncidentReport) -> Iterator[StyledLine]:
     yield ((f"incident {report.number}: {report.directory}{left}", "dim"),)
 
 
+def class_row(report: IncidentReport) -> list[tuple[str, str]]:
+    """What kind of failure it was, where that is known."""
+    if (found := report.classification) is None:
+        return []
+    return [("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}")]
+
+
 def _facts(report: IncidentReport) -> list[tuple[str, str]]:
     culprit, record = report.culprit, report.record
     rows = [("when", f"{format_moment(record.at)}, in iteration {record.iteration}")]
@@ -41,9 +48,7 @@ def _facts(report: IncidentReport) -> list[tuple[str, str]]:
         rows.append(("at", str(culprit.frame)))
     if culprit.callers:
         rows.append(("called", "by " + ", by ".join(map(str, culprit.callers))))
-    if report.classification is not None:
-        found = report.classification
-        rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
+    rows += class_row(report)
     if report.recorded is not None and not report.culprit.by_recorders:
         rows.append(("recorders", report.recorded.sentence))
     rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in report.timeline_ms)))

@@ -97,8 +97,10 @@ def find_libnccl() -> Path | None:
 
 
 def audit_nccl(path: Path) -> Library:
-    """The names in a libnccl. Raises ``UsageError`` when it cannot be read."""
+    """The names in a libnccl. Raises ``UsageError`` when it cannot be read, or is none."""
     literals, version = _scan_nccl(path)
+    if version is None and not literals:
+        raise UsageError(f"{path} is no libnccl: neither its version nor a variable is in it")
     known = catalogue()
     read = frozenset(name for name in literals if name in known)
     unknown = literals - read - constants()

@@ -31,6 +31,8 @@ def place(
     """Settle it. Raises ``UsageError`` where options, or a scheduler's variables, do not fit."""
     found, asked_for_rank = None if standalone else find_placement(environ), given.node_rank
     if standalone:
+        if given.nnodes not in (None, "1", "1:1"):
+            raise UsageError(f"--standalone is one node: leave it out, or --nnodes {given.nnodes}")
         given = replace(given, nnodes="1")
     elif found is not None:
         given = given.filled_in(found.options)

@@ -144,7 +144,9 @@ def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
     """``--timeout NAME=TIME`` as values. Raises ``UsageError`` where TIME is no duration."""
     timeouts: dict[str, timedelta] = {}
     for pair in pairs or ():
-        name, _, text = pair.partition("=")
+        name, sign, text = pair.partition("=")
+        if not sign:
+            raise UsageError(f"--timeout {pair}: write it as NAME=TIME, as in soft=90s")
         timeouts.pop(name, None)  # what is given again counts from there
         try:
             timeouts[name] = parse_duration(text)
@@ -185,7 +187,9 @@ def behind_the_script(target: Target) -> str | None:
 
 
 def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:
-    """What SCRIPT on the command line stands for."""
+    """What SCRIPT on the command line stands for. Raises ``UsageError``."""
+    if module and program:
+        raise UsageError("--module and --no-python say two things of SCRIPT: give one")
     if module or program:
         return Target("module" if module else "program", name, arguments)
     is_function = re.fullmatch(r".+\.py:[A-Za-z_]\w*", name) and not Path(name).exists()

@@ -182,11 +182,13 @@ class Notifier:
 
 def message_of(notice: Notice, target: Target, origin: Origin, ts: float) -> dict[str, Any]:
     """``notice`` as ``target`` takes it."""
-    if target.kind == "slack":
-        return messages.as_slack(notice, origin)
-    if target.kind == "pagerduty":
-        return messages.as_pagerduty(notice, origin, ts, target.key)
-    return messages.as_json(notice, origin, ts)
+    match target.kind:
+        case "slack":
+            return messages.as_slack(notice, origin)
+        case "pagerduty":
+            return messages.as_pagerduty(notice, origin, ts, target.key)
+        case "json" | "command" | "kubeflow":
+            return messages.as_json(notice, origin, ts)
 
 
 @dataclass(frozen=True)

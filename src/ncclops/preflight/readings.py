@@ -120,9 +120,13 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """A file system, as ``statvfs`` shows it. ``files`` and ``files_free``: 0 where not counted."""
+    """A file system, as ``statvfs`` shows it. ``files`` and ``files_free``: 0 where not counted.
+
+    ``above``: the directory above ``path`` that was looked at, as ``path`` is not there.
+    """
 
     path: str
+    above: str | None = None
     size_bytes: int
     free_bytes: int
     files: int = 0

@@ -265,6 +265,8 @@ def space(check: Check, node: Node) -> Iterator[Finding]:
     """Each path that was asked for; one that is late is judged by ``readable``."""
     for each in node.spaces:
         subject, said = each.path, f"{size(each.free_bytes)} free of {size(each.size_bytes)}"
+        if each.above is not None:
+            said = f"not there; in {each.above}: {said}"
         if each.problem is not None or each.size_bytes == 0:
             yield check.unknown(subject, each.problem or "it has no size")
         elif each.read_only:
@@ -275,6 +277,8 @@ def space(check: Check, node: Node) -> Iterator[Finding]:
             each.files and each.files_free < check.limit("files")
         ):
             yield check.warn(subject, f"{said}, {each.files_free} files")
+        elif each.above is not None:
+            yield check.unknown(subject, said)
         else:
             yield check.ok(subject, said)
 

@@ -109,6 +109,7 @@ def read_space(path: str) -> Space:
         return Space(path=path, size_bytes=0, free_bytes=0, problem=error.strerror or str(error))
     return Space(
         path=path,
+        above=None if place == Path(path) else str(place.absolute()),
         size_bytes=found.f_blocks * found.f_frsize,
         free_bytes=found.f_bavail * found.f_frsize,
         files=found.f_files,
