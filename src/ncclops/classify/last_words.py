@@ -33,7 +33,7 @@ _LAST_LINES, _READ_LINES, _MOST_LOGS = 60, 8, 64
 # A line of a megabyte says what it says at its end.
 _CHARS = 600
 # What is less likely stays unknown. Of what is told, about the share ``_CONFIDENCE`` is right on
-# labelled excerpts that nobody looked at; of what is not, a third (docs/classify.md).
+# labelled excerpts that nobody looked at; of what is not, a third (docs/classify-scores.md).
 _LEAST_LIKELY, _CONFIDENCE = 0.25, 0.7
 # From here on the words of an exception are believed against its being the script's own.
 _SURE = 0.6

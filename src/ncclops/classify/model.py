@@ -58,7 +58,7 @@ ELIGIBLE_POLICIES = frozenset({"retry-once-lazy", "retry-after-cooldown", "repla
 PHASES: tuple[str, ...] = ("store", "unique-id", "socket", "topology", "transport")
 
 # How sure one line makes us: of the answers given with a number, about that share is right on
-# labelled excerpts that nobody looked at (`scripts/score_classify.py`, docs/classify.md).
+# labelled excerpts that nobody looked at (`scripts/score_classify.py`, docs/classify-scores.md).
 CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.9, "weak": 0.75}
 
 _TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
