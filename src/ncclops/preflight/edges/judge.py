@@ -183,7 +183,7 @@ class _Look:
         chance |= inside
         lost |= chance
         seen = found.seen.keys()
-        no_data = {edge for edge in seen - found.data_s.keys() if edge[::-1] in seen} | lost
+        no_data = {e for e in seen - found.data_s.keys() if e[::-1] in seen or e[::-1] in lost} | lost
         thin = without_echoes(self._claims(self._thin - chance, no_data.__contains__))
         # Data that was sent again takes long: one edge, among several that lose some, is no other.
         # Not where all that is lost is so between groups, and the edge is of none.
@@ -609,11 +609,16 @@ def _of(symptom: Symptom, how: str) -> bool:
 def _groups(hosts: Sequence[Facts], live: Sequence[int]) -> dict[str, dict[str, list[int]]]:
     """Hosts by what configuration gives them in common."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    nets = Counter(str(subnet(place)) for n in live if (place := hosts[n].place))
     for number in live:
         place = hosts[number].place
         if place is None:
             continue
-        groups["subnet"][str(subnet(place))].append(number)
+        own = str(subnet(place))
+        ways = [net for a in hosts[number].addresses if (net := str(subnet(a))) in nets]
+        if nets[own] < 2:  # what it opens leaves by a network where others listen
+            own = next((net for net in ways if net != own), own)
+        groups["subnet"][own].append(number)
         groups["interface"][place.interface].append(number)
         groups["MTU"][str(place.mtu)].append(number)
         groups["family"][f"IPv{place.family}"].append(number)

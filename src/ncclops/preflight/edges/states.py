@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -126,8 +127,8 @@ def settle(
                 states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
-    for edges in (states.unsure, *_by_target(states.unsure)):
-        if _agree(hosts, states, edges):
+    for edges in (states.unsure, *_by_end(states.unsure)):
+        if _agree(hosts, states, edges) or _is_one_range(hosts, states, edges):
             states.unsure = states.unsure - edges
     _measured_there(states, live, first)
     # What fails is said with its own cause.
@@ -147,21 +148,27 @@ def settle(
 
 
 def _measured_there(states: States, live: set[int], first: Mapping[int, Outcome]) -> None:
-    """Both ends measure how long data takes each way, and report what takes notably long only: the
-    end that has looked and reports nothing of the edge has measured less."""
-    for src, dst in list(states.data_s):
-        for here, there in ((src, dst), (dst, src)):
-            told = first.get(here)
-            if told is None or there not in live or (here, there) in states.seen:
+    """Both ends measure how long data takes each way, and report what takes notably long, or fails:
+    the end that has looked and reports nothing of the edge has measured less."""
+    told = {(src, each.dst): each for src, one in first.items() for each in one.seen}
+    for way in states.data_s:
+        for here, there in (way, way[::-1]):
+            if here not in first or there not in live:
                 continue
-            if there not in told.skipped and states.data_s[src, dst] > NOTABLE_DATA_S:
-                states.data_s[src, dst] = NOTABLE_DATA_S
+            if (seen := told.get((here, there))) is not None:
+                took_s = seen.out_s if here == way[0] else seen.in_s
+            else:
+                took_s = -1.0 if there in first[here].skipped else NOTABLE_DATA_S
+            if took_s >= 0:
+                states.data_s[way] = min(states.data_s[way], took_s)
 
 
-def _by_target(edges: Collection[Edge]) -> list[set[Edge]]:
-    made: dict[int, set[Edge]] = defaultdict(set)
+def _by_end(edges: Collection[Edge]) -> list[set[Edge]]:
+    """``edges`` by the host that they lead to, and by the one that they come from."""
+    made: dict[tuple[int, int], set[Edge]] = defaultdict(set)
     for edge in edges:
-        made[edge[1]].add(edge)
+        for place in (1, 0):
+            made[place, edge[place]].add(edge)
     return list(made.values())
 
 
@@ -177,6 +184,25 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
     share = failed.total() / (failed.total() + passed.total())
     tries = (failed | passed).values()
     return math.prod(share**count + (1 - share) ** count for count in tries) < CHANCE
+
+
+def _is_one_range(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) -> bool:
+    """Whether all that fails on ``edges`` has its port, or the one it was opened from, between two
+    beside each other of those that passed, and chance would not do that: a rule without state."""
+    failed, passed = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for edge in edges:
+        ports, seen = hosts[edge[1]].ports, states.seen[edge]
+        for slots, ends in ((seen.failed, failed), (seen.passed, passed)):
+            known = (slot for slot in slots if slots is seen.passed or slot in seen.sources)
+            ends += [(ports[slot], seen.sources.get(slot, ports[slot])) for slot in known]
+    if not failed or not passed:
+        return False
+    beyond = sorted({0, 1 << 16, *(port for each in passed for port in each)})
+    gaps = [{bisect.bisect(beyond, port) for port in each} for each in failed]
+    share = len(failed) / (len(failed) + len(passed))
+    by_chance = len(failed) * math.log(share) + len(passed) * math.log(1 - share)
+    ranges = math.log(2 * (len(failed) + len(passed)) ** 2)  # that two of all ports may end
+    return bool(set.intersection(*gaps)) and by_chance + ranges < math.log(CHANCE)
 
 
 def with_many(edges: Iterable[Edge]) -> set[int]:
