@@ -33,8 +33,6 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
-# Of few losses there is no telling how many: so large a share of all connections may be lost.
-_LEAST_LOST = 0.3
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -235,13 +233,13 @@ class _Look:
         edges = {edge for each in losses for edge in each.explained} & self._found.seen.keys()
         looked = [seen for each in edges if (seen := self._found.seen[each]).passed]
         shares = [states.losses(each) / (len(each.failed) + len(each.passed)) for each in looked]
-        return max((_LEAST_LOST, *shares))
+        return max((states.LEAST_LOST, *shares))
 
     def _may_be_chance(self, edge: Edge, share: float) -> bool:
         """Whether ``edge`` fails as one does that loses that share of its connections."""
         seen = self._found.seen.get(edge)
-        if seen is None:
-            return True
+        if seen is None or edge in self._found.blocked:
+            return seen is None
         is_likely = edge not in self._found.dead or share ** len(seen.failed) > states.CHANCE
         return is_likely and {*seen.failed.values()} <= {*states.LOST}
 
@@ -258,6 +256,25 @@ class _Look:
         claims = explain(self._live, edges, unknown, self._groups)
         return [as_group(each, unknown, self._groups) for each in claims]
 
+    def _with_stars(self, symptom: Symptom, claims: list[Claim]) -> list[Claim]:
+        """``claims``, with the single edges of one host that fail in one way as one: that two
+        things break at one host in the same way is less likely than that one does."""
+        made, alike = list[Claim](), defaultdict[tuple[str, str], list[Claim]](list)
+        for each in claims:
+            if each.shape in ("pair", "edge"):
+                alike[each.shape, self._how(symptom, each)].append(each)
+            else:
+                made.append(each)
+        for (shape, _), single in alike.items():
+            made += starred(single, both_ways=shape == "pair")
+        return made
+
+    def _how(self, symptom: Symptom, claim: Claim) -> str:
+        """How most of its connections fail."""
+        details = [self._found.seen[e] for e in claim.explained if e in self._found.seen]
+        hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
+        return hows.most_common(1)[0][0] if hows else ""
+
     def _explained(
         self,
         symptom: Symptom,
@@ -266,12 +283,15 @@ class _Look:
         *,
         store: bool = False,
     ) -> list[Cause]:
-        return [self._cause(symptom, claim, store=store) for claim in self._claims(edges, unknown)]
+        claims = self._claims(edges, unknown)
+        if symptom == "dead":
+            claims = self._with_stars(symptom, claims)
+        return [self._cause(symptom, claim, store=store) for claim in claims]
 
     def _ports_unknown(self, edges: set[Edge], lost: set[Edge]) -> Callable[[Edge], bool]:
         """Whether an edge that works has not tried any port that failed elsewhere."""
-        seen, n = self._found.seen, len(self._hosts)
-        blocked = {slot for edge in edges for slot in seen[edge].failed}
+        n = len(self._hosts)
+        blocked = {slot for edge in edges for slot in self._found.of_ports(edge)}
 
         def unknown(edge: Edge) -> bool:
             if edge in lost:
@@ -305,7 +325,6 @@ class _Look:
     def _cause(self, symptom: Symptom, claim: Claim, *, store: bool = False) -> Cause:
         edges = claim.explained
         details = [self._found.seen[each] for each in edges if each in self._found.seen]
-        hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
         facts = self._evidence(symptom, claim)
         severity: Severity = "WARN" if symptom in ("slow", "bandwidth") else "FAIL"
         if symptom == "loss":
@@ -325,7 +344,7 @@ class _Look:
             a=claim.a,
             b=claim.b,
             edges=len(edges) + int(facts.get("answers", "0")),
-            how=hows.most_common(1)[0][0] if hows else "",
+            how=self._how(symptom, claim),
             both_ways=claim.both_ways,
             blocked=blocked,
             open=open_,
@@ -369,10 +388,13 @@ class _Look:
             own = [each for each in self._answers.values() if each in claim.explained]
             facts |= {"answers": str(len(own))} if own else {}
         if symptom == "loss":
-            looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
+            own = claim.explained & self._found.seen.keys()
+            looked, blocked = [self._found.seen[each] for each in own], self._found.blocked
             # What failed by chance was tried again: those connections count as well.
             tried = sum(len(each.failed) + len(each.passed) + each.lost for each in looked)
-            facts["lost"], facts["tried"] = str(sum(map(states.failing, looked))), str(tried)
+            tried -= sum(len(blocked[each]) for each in own & blocked.keys())
+            lost = sum(states.failing(self._found.seen[e], blocked.get(e, ())) for e in own)
+            facts["lost"], facts["tried"] = str(lost), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))
         if symptom == "large":
@@ -556,7 +578,8 @@ class _Look:
         failed, passed = set[int](), set[int]()
         for edge in edges:
             ports, seen = self._hosts[edge[1]].ports, self._found.seen[edge]
-            failed |= {ports[slot] for slot, how in seen.failed.items() if _of("ports", how)}
+            own = self._found.of_ports(edge)
+            failed |= {ports[slot] for slot in own if _of("ports", seen.failed[slot])}
             passed |= {ports[slot] for slot in seen.passed}
             passed |= {ports[slot] for slot, how in seen.failed.items() if not _of("ports", how)}
         return tuple(sorted(failed)), tuple(sorted(passed - failed))

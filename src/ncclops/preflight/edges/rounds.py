@@ -233,6 +233,7 @@ class Rounds:
         if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
             await self._repeated(edge, 1)
             if edge.lost >= LOSSES:
+                self._fail_still(edge, steady - {*edge.passed})
                 edge.repeated = True
                 return  # what else fails, fails by chance
         patience = FIRST if edge.failed else SECOND
@@ -246,10 +247,8 @@ class Rounds:
             self._repeated(edge), self._pass_from_others(edge)
         )
         known = {slot: passes for slot, passes in pass_from_others.items() if slot in edge.failed}
-        for slot in steady.intersection(edge.passed):
-            edge.passed.remove(slot)
-            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
-            known[slot] = True
+        known |= dict.fromkeys(steady.intersection(edge.passed), True)
+        self._fail_still(edge, steady.intersection(edge.passed))
         for slot in edge.unanswered.intersection(edge.failed) if edge.passed else ():
             del edge.failed[slot]  # the network has carried what it was given
         edge.repeated = True
@@ -306,6 +305,12 @@ class Rounds:
 
         failed = await asyncio.gather(*(again(slot, port) for slot, port in before.items()))
         return {slot for slot, fails in zip(before, failed, strict=True) if fails}
+
+    def _fail_still(self, edge: _Edge, slots: Iterable[int]) -> None:
+        """``slots`` fail from the local ports from which they failed in the first round."""
+        edge.passed = [slot for slot in edge.passed if slot not in {*slots}]
+        for slot in slots:
+            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
 
     async def _pass_from_others(self, edge: _Edge) -> dict[int, bool]:
         """Of what fails here and there, whether some of the slots pass from other local ports."""

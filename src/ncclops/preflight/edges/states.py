@@ -32,6 +32,8 @@ NOTABLE_RTT_MS = 5.0
 NOTABLE_DATA_S = 0.1
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
+# Of few losses there is no telling how many: so large a share of all connections may be lost.
+LEAST_LOST = 0.3
 # What is less likely is no chance.
 CHANCE = 0.001
 
@@ -45,6 +47,7 @@ class States:
     once, then passed. ``loss``: connections fail at random; ``stalled``: one does, or data.
     ``resending``: packets are lost, over connections that pass. ``unsure_resending``: perhaps.
     ``ended``: of the dead ones, those over which some connections passed at first.
+    ``blocked``: of edges that lose connections, or may, the slots that fail for a rule for ports.
     ``unsure``: of those whose ports fail, where it may be chance and was not looked into. ``seen``
     is what was seen last.
     """
@@ -65,7 +68,13 @@ class States:
     rtt_ms: dict[Edge, float] = field(default_factory=dict)
     data_s: dict[Edge, float] = field(default_factory=dict)
     seen: dict[Edge, Seen] = field(default_factory=dict)
+    blocked: dict[Edge, set[int]] = field(default_factory=dict)
     tested: dict[Edge, frozenset[int]] = field(default_factory=dict)
+
+    def of_ports(self, edge: Edge) -> Collection[int]:
+        """The slots of ``edge`` that fail, without those that are lost at random."""
+        failed = self.seen[edge].failed
+        return self.blocked.get(edge, set()) if edge in self.loss | self.flaky else failed
 
 
 def settle(
@@ -127,6 +136,9 @@ def settle(
                 states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
+    lossy = {edge for edge in states.loss | states.flaky | states.ports if edge in again}
+    for edges in (*_by_end(lossy), *({edge} for edge in lossy)):
+        _block(hosts, states, edges, again)
     for edges in (states.unsure, *_by_end(states.unsure)):
         if _agree(hosts, states, edges) or _is_one_range(hosts, states, edges):
             states.unsure = states.unsure - edges
@@ -186,6 +198,33 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
     return math.prod(share**count + (1 - share) ** count for count in tries) < CHANCE
 
 
+def _block(
+    hosts: tuple[Facts, ...], states: States, edges: Collection[Edge], again: Mapping[Edge, Seen]
+) -> None:
+    """Note which slots of ``edges`` fail for a rule for ports, while others are lost at random: the
+    longest run of ports that have failed in both rounds, which chance would not make."""
+    passed = [hosts[e[1]].ports[slot] for e in edges for slot in states.seen[e].passed]
+    failed = [
+        (hosts[edge[1]].ports[slot], edge, slot)
+        for edge in edges
+        for slot, how in again[edge].failed.items()
+        if how in LOST and slot not in again[edge].unanswered and edge in states.seen
+    ]
+    beyond = sorted({*passed})
+    runs: dict[int, set[tuple[Edge, int]]] = defaultdict(set)
+    for port, edge, slot in failed:
+        runs[bisect.bisect(beyond, port)].add((edge, slot))
+    most = max(runs.values(), key=len, default=set())
+    rest = len(failed) - len(most)
+    share = max(LEAST_LOST, rest / max(1, rest + len(passed)))
+    if not passed or share ** len(most) * len(passed) >= CHANCE:
+        return
+    for edge, slot in most:
+        states.blocked.setdefault(edge, set()).add(slot)
+        states.ports.add(edge)
+        states.unsure.discard(edge)
+
+
 def _is_one_range(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) -> bool:
     """Whether all that fails on ``edges`` has its port, or the one it was opened from, between two
     beside each other of those that passed, and chance would not do that: a rule without state."""
@@ -242,11 +281,11 @@ def losses(seen: Seen) -> int:
     return seen.lost + hung
 
 
-def failing(seen: Seen) -> int:
+def failing(seen: Seen, blocked: Collection[int] = ()) -> int:
     """How many connections of an edge that loses some have failed: also those that there was no
-    time to repeat."""
+    time to repeat, but for ``blocked`` ones."""
     chance = [slot for slot, how in seen.failed.items() if how in LOST]
-    return seen.lost + len({*chance} - {*seen.unanswered})
+    return seen.lost + len({*chance}.difference(seen.unanswered, blocked))
 
 
 def _resends(seen: Seen) -> bool:
