@@ -323,6 +323,16 @@ def with_many_ranges(seed: int, ranges: int) -> Cluster:
     return made
 
 
+def with_losses(seed: int, rate: float, low: int, high: int) -> Cluster:
+    """Six hosts: host 1 loses so much of what it sends, and does not accept at these ports."""
+    made = Cluster(random.Random(seed), 6)
+    made.halves = (list(made.everyone()), [])
+    made.hosts = [_host(number, net=0) for number in made.everyone()]
+    made.losses |= dict.fromkeys(_around(made, 1, "out"), rate)
+    made.ports.append((_around(made, 1, "in"), low, high, False))
+    return made
+
+
 def _host(number: int, net: int) -> Facts:
     address, mac = f"10.{net}.0.{number + 1}", f"02:00:00:00:00:{number:02x}"
     place = Place(interface="eth0", address=address, prefix=24, family=4, mtu=MTU, mac=mac)

@@ -13,10 +13,13 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ncclops.preflight.edges.model import Shape
 
 Edge = tuple[int, int]
+# Which way the packets of a claim are lost: from its ``a``, to it, or both.
+Way = Literal["", "out", "in", "both", "unknown"]
 # What naming a cause costs: a host is the usual thing to break; groups that a configuration makes
 # (subnet, interface) are likelier than groups that only the failures make.
 _HOST_COST, _NAMED_COST, _FOUND_COST, _EDGE_COST = 1.0, 1.4, 2.2, 1.0
@@ -40,6 +43,7 @@ class Claim:
     both_ways: bool = False
     by: str = ""
     in_part: bool = False
+    way: Way = ""
     cost: float = _EDGE_COST
     explained: frozenset[Edge] = field(default=frozenset(), compare=False)
 

@@ -72,6 +72,7 @@ class _Edge:
     by_source: bool = False
     sent: int = 0
     resent: int = 0
+    opening: int = 0
     unanswered: set[int] = field(default_factory=set)  # slots: their last requests arrived
 
     def seen(self, mac: str) -> Seen:
@@ -95,6 +96,7 @@ class _Edge:
             by_source=self.by_source,
             sent=self.sent,
             resent=self.resent,
+            opening=self.opening,
             unanswered=tuple(sorted(self.unanswered & self.failed.keys())),
         )
 
@@ -451,6 +453,7 @@ class Rounds:
             edge.other = -1 if who is None else who
         if how is None:
             edge.sent, edge.resent = edge.sent + found.sent, edge.resent + found.resent
+            edge.opening += found.opening
             edge.passed.append(slot) if slot not in edge.passed else None
             edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
             return

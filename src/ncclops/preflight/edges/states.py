@@ -24,7 +24,7 @@ _FEW = 3
 # So many packets lost over an edge make it worth a second look; of those of the second, so many,
 # and this share. In the first many hosts at once may be too much for a switch, and large packets
 # may be what teaches a host the path's MTU.
-NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
+NOTED, _RESENT, RESENT_SHARE = 2, 3, 0.02
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
@@ -35,7 +35,7 @@ _SAME = 2
 # Of few losses there is no telling how many: so large a share of all connections may be lost.
 LEAST_LOST = 0.3
 # What is less likely is no chance.
-CHANCE = 0.001
+CHANCE, _UNLIKELY = 0.001, 0.05
 
 
 @dataclass
@@ -137,14 +137,15 @@ def settle(
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
     lossy = {edge for edge in states.loss | states.flaky | states.ports if edge in again}
-    for edges in (*_by_end(lossy), *({edge} for edge in lossy)):
-        _block(hosts, states, edges, again)
+    looks = {(src, each.dst): each for src, one in first.items() for each in one.seen}
+    for edges in _by_end(lossy):
+        _block(hosts, states, edges, (looks, again))
     for edges in (states.unsure, *_by_end(states.unsure)):
         if _agree(hosts, states, edges) or _is_one_range(hosts, states, edges):
             states.unsure = states.unsure - edges
     _measured_there(states, live, first)
     # What fails is said with its own cause.
-    states.resending -= states.dead | states.ports | states.store_port | states.large
+    states.resending -= states.dead | states.large
     _doubt_once(states, wholly)
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
@@ -199,28 +200,32 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
 
 
 def _block(
-    hosts: tuple[Facts, ...], states: States, edges: Collection[Edge], again: Mapping[Edge, Seen]
+    hosts: tuple[Facts, ...],
+    states: States,
+    edges: Collection[Edge],
+    looks: tuple[Mapping[Edge, Seen], Mapping[Edge, Seen]],
 ) -> None:
     """Note which slots of ``edges`` fail for a rule for ports, while others are lost at random: the
-    longest run of ports that have failed in both rounds, which chance would not make."""
-    passed = [hosts[e[1]].ports[slot] for e in edges for slot in states.seen[e].passed]
-    failed = [
-        (hosts[edge[1]].ports[slot], edge, slot)
-        for edge in edges
-        for slot, how in again[edge].failed.items()
-        if how in LOST and slot not in again[edge].unanswered and edge in states.seen
-    ]
-    beyond = sorted({*passed})
-    runs: dict[int, set[tuple[Edge, int]]] = defaultdict(set)
-    for port, edge, slot in failed:
-        runs[bisect.bisect(beyond, port)].add((edge, slot))
-    most = max(runs.values(), key=len, default=set())
-    rest = len(failed) - len(most)
-    share = max(LEAST_LOST, rest / max(1, rest + len(passed)))
-    if not passed or share ** len(most) * len(passed) >= CHANCE:
+    longest run of ports that have failed in both rounds, on edges where chance would not do that.
+    """
+    first, again = looks
+    beyond = sorted({hosts[e[1]].ports[slot] for e in edges for slot in states.seen[e].passed})
+    runs: dict[int, dict[Edge, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for edge in edges:
+        for slot, how in again[edge].failed.items():
+            if how in LOST and slot not in again[edge].unanswered:
+                runs[bisect.bisect(beyond, hosts[edge[1]].ports[slot])][edge].add(slot)
+    longest = max(runs.values(), key=lambda run: sum(map(len, run.values())), default={})
+    chances = dict[Edge, float]()
+    for edge, slots in longest.items():
+        lost, passed = {*first[edge].failed} - slots, {*first[edge].passed} - slots
+        share = max(LEAST_LOST, len(lost) / max(1, len(lost) + len(passed)))
+        if (chance := share ** len(slots)) < _UNLIKELY:
+            chances[edge] = chance
+    if not beyond or math.prod(chances.values()) * len(beyond) >= CHANCE:
         return
-    for edge, slot in most:
-        states.blocked.setdefault(edge, set()).add(slot)
+    for edge in chances:
+        states.blocked.setdefault(edge, set()).update(longest[edge])
         states.ports.add(edge)
         states.unsure.discard(edge)
 
@@ -289,7 +294,7 @@ def failing(seen: Seen, blocked: Collection[int] = ()) -> int:
 
 
 def _resends(seen: Seen) -> bool:
-    return seen.resent >= max(_RESENT, _RESENT_SHARE * seen.sent)
+    return seen.resent >= max(_RESENT, RESENT_SHARE * seen.sent)
 
 
 def _doubtful(seen: Seen) -> bool:
@@ -329,6 +334,7 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
         in_s=_least(seen.in_s, again.in_s),
         sent=seen.sent + again.sent,
         resent=seen.resent + again.resent,
+        opening=seen.opening + again.opening,
     )
 
 
