@@ -194,9 +194,8 @@ class _Look:
         thin = [each for each in thin if len(each.explained) > 1 or not often & {*each.a, *each.b}]
         thin = starred(thin, both_ways=False)
         made += [self._cause("bandwidth", claim) for claim in thin]
-        slow = self._slow - chance
-        # A round trip takes as long whoever asks.
-        slow |= {edge[::-1] for edge in slow} & lost
+        # It takes as long whoever asks; and the kernel's is no longer for packets that are lost.
+        slow = self._slow | ({edge[::-1] for edge in self._slow} & lost)
         no_trip = (seen - found.rtt_ms.keys()) | lost
         made += self._explained("slow", slow, no_trip.__contains__)
         # Few lost packets end a connection here, and keep data waiting there.
