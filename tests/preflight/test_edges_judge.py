@@ -300,9 +300,7 @@ def test_what_there_was_no_time_to_repeat_is_lost_like_the_rest() -> None:
         for edge, each in seen.items()
     }
     verdict = judged(map(host, range(4)), seen, again)
-    assert [(each.kind, each.shape, each.a) for each in verdict.causes] == [
-        ("loss", "host", (1,))
-    ]
+    assert [(each.kind, each.shape, each.a) for each in verdict.causes] == [("loss", "host", (1,))]
     assert verdict.causes[0].facts["way"] == "unknown"
 
 
@@ -334,7 +332,7 @@ def test_the_way_that_packets_are_lost_is_told_where_it_is_known() -> None:
     into, out = edges_between(range(N), [3]), edges_between([3], range(N))
 
     def told(lost_to: int, lost_from: int) -> Cause:
-        lost = {edge: 8 + lost_to for edge in into} | {edge: 8 + lost_from for edge in out}
+        lost = dict.fromkeys(into, 8 + lost_to) | dict.fromkeys(out, 8 + lost_from)
         seen = {
             edge: msgspec.structs.replace(passing(edge[1], count), opening=8)
             for edge, count in lost.items()

@@ -186,7 +186,9 @@ class _Look:
         chance |= inside
         lost |= chance
         seen = found.seen.keys()
-        no_data = {e for e in seen - found.data_s.keys() if e[::-1] in seen or e[::-1] in lost} | lost
+        no_data = {
+            e for e in seen - found.data_s.keys() if e[::-1] in seen or e[::-1] in lost
+        } | lost
         thin = without_echoes(self._claims(self._thin - chance, no_data.__contains__))
         # Data that was sent again takes long: one edge, among several that lose some, is no other.
         # Not where all that is lost is so between groups, and the edge is of none.
