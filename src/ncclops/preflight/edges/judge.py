@@ -268,12 +268,11 @@ class _Look:
         out, back = data
         if max(data) >= states.RESENT_SHARE:
             return "out" if out > _ONE_WAY * back else "in" if back > _ONE_WAY * out else "both"
-        for way, (lost, tried), (other, others) in (
-            ("out", *opening),
-            ("in", *reversed(opening)),
-        ):
-            if not other and (1 - lost / max(1, tried)) ** others < states.CHANCE:
-                return way  # type: ignore[return-value]
+        (lost, tried), (lost_back, tried_back) = opening
+        if not lost_back and _is_no_chance(lost, tried, tried_back):
+            return "out"
+        if not lost and _is_no_chance(lost_back, tried_back, tried):
+            return "in"
         return "unknown"
 
     def _share_lost(self, losses: Sequence[Claim]) -> float:
@@ -436,12 +435,12 @@ class _Look:
             own = [each for each in self._answers.values() if each in claim.explained]
             facts |= {"answers": str(len(own))} if own else {}
         if symptom == "loss":
-            own = claim.explained & self._found.seen.keys()
-            looked, blocked = [self._found.seen[each] for each in own], self._found.blocked
+            edges = claim.explained & self._found.seen.keys()
+            looked, blocked = [self._found.seen[each] for each in edges], self._found.blocked
             # What failed by chance was tried again: those connections count as well.
             tried = sum(len(each.failed) + len(each.passed) + each.lost for each in looked)
-            tried -= sum(len(blocked[each]) for each in own & blocked.keys())
-            lost = sum(states.failing(self._found.seen[e], blocked.get(e, ())) for e in own)
+            tried -= sum(len(blocked[each]) for each in edges & blocked.keys())
+            lost = sum(states.failing(self._found.seen[e], blocked.get(e, ())) for e in edges)
             facts["lost"], facts["tried"] = str(lost), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))
@@ -666,6 +665,11 @@ def _smaller_ends(claim: Claim) -> Sequence[tuple[int, ...]]:
     """Where the cause of ``claim`` is: one host of it, or each of two."""
     ends = [each for each in (claim.a, claim.b) if len(each) == 1]
     return ends[:1] if claim.shape.startswith("host") else ends
+
+
+def _is_no_chance(lost: int, tried: int, others: int) -> bool:
+    """Whether chance would not spare all of ``others`` where so many of ``tried`` are lost."""
+    return (1 - min(1.0, lost / max(1, tried))) ** others < states.CHANCE
 
 
 def _megabits(took_s: float) -> float:
