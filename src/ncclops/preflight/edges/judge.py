@@ -237,12 +237,14 @@ class _Look:
     def _directed(self, claim: Claim) -> Claim:
         """``claim`` of losses, by the way that packets are lost. Whoever opens connections shows
         both: of what is lost on the way back, the answers to what opens them."""
-        if claim.shape in ("everything", "several") or claim.a == claim.b:
+        if claim.shape in ("everything", "several") or {*claim.a} & {*claim.b}:
             return claim
         way = self._way_lost(claim)
         if claim.shape.startswith("host"):
             shapes: dict[str, Shape] = {"out": "host-out", "in": "host-in"}
             return replace(claim, shape=shapes.get(way, "host"), way=way)
+        if way == "unknown":
+            return replace(claim, way=way)
         ends = (claim.b, claim.a) if way == "in" else (claim.a, claim.b)
         one_way = way in ("out", "in")
         single: Shape = "edge" if one_way else "pair"
