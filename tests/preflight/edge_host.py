@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +34,16 @@ def main(
     try:
         verdict = run(where, limits=limits, note=lambda text: print(text, flush=True))
     except Unmet as error:
-        sys.exit(str(error))
+        print(error, flush=True)
+        os._exit(1)  # a thread may wait in torch's store: see ``errors.STORE_CALL``
     print(summary(verdict), *verdict.matrix, sep="\n")
     for told in tell(verdict):
         print(told)
     partial = Path(f"{output}.part")
     partial.write_bytes(msgspec.json.encode(verdict))
     partial.rename(output)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

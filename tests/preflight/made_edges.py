@@ -216,7 +216,7 @@ class _Way:
         if trips:
             within_s = self._patience.answer + pings * PING_S
             await asyncio.sleep(min(sum(trips), within_s))
-            self.rtt_ms = 1000 * min(trips)
+            self.rtt_ms = 1000 * min(*trips, self._delay_s())  # the kernel's: of what is not lost
             if sum(trips) > within_s:
                 return "silent"
         if not data_bytes:
@@ -320,6 +320,16 @@ def with_many_ranges(seed: int, ranges: int) -> Cluster:
     for low in (made.rng.randint(33000, 60000) for _ in range(ranges)):
         made.ports.append((into, low, low + 900, True))
     made.dead[2, 3] = "timeout"
+    return made
+
+
+def with_losses(seed: int, rate: float, low: int, high: int) -> Cluster:
+    """Six hosts: host 1 loses so much of what it sends, and does not accept at these ports."""
+    made = Cluster(random.Random(seed), 6)
+    made.halves = (list(made.everyone()), [])
+    made.hosts = [_host(number, net=0) for number in made.everyone()]
+    made.losses |= dict.fromkeys(_around(made, 1, "out"), rate)
+    made.ports.append((_around(made, 1, "in"), low, high, False))
     return made
 
 

@@ -142,3 +142,12 @@ def test_many_single_edges_are_one_finding() -> None:
     claims = explain(everyone, failed, never)
     assert sum(claim.shape == "several" for claim in claims) == 1
     assert claimed(claims) == failed
+
+
+def test_hosts_that_make_a_subnet_are_told_as_that() -> None:
+    """Of one of the two it is not known whether it reaches the other."""
+    there = edges_between((6, 7), range(6))
+    claims = explain(
+        range(8), there - {(7, 2)}, lambda edge: edge in {(6, 7), (7, 2)}, subnets(8, 6)
+    )
+    assert [(each.shape, each.a, each.b) for each in claims] == [("group", (6, 7), tuple(range(6)))]

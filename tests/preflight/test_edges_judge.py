@@ -300,9 +300,8 @@ def test_what_there_was_no_time_to_repeat_is_lost_like_the_rest() -> None:
         for edge, each in seen.items()
     }
     verdict = judged(map(host, range(4)), seen, again)
-    assert [(each.kind, each.shape, each.a) for each in verdict.causes] == [
-        ("loss", "host-in", (1,))
-    ]
+    assert [(each.kind, each.shape, each.a) for each in verdict.causes] == [("loss", "host", (1,))]
+    assert verdict.causes[0].facts["way"] == "unknown"
 
 
 def test_one_connection_that_was_lost_convicts_nobody() -> None:
@@ -325,6 +324,55 @@ def test_a_host_whose_packets_are_lost_is_named_though_all_connections_pass() ->
     little = {edge: passing(edge[1], 5) for edge in into | out}
     (cause,) = judged(map(host, range(N)), little).causes
     assert (cause.severity, cause.hosts) == ("WARN", ())
+
+
+def test_the_way_that_packets_are_lost_is_told_where_it_is_known() -> None:
+    """What opens connections is sent again whichever way it is lost, or its answer is. A host's own
+    firewall says so to TCP, which then counts no data as lost."""
+    into, out = edges_between(range(N), [3]), edges_between([3], range(N))
+
+    def told(lost_to: int, lost_from: int) -> Cause:
+        lost = dict.fromkeys(into, 8 + lost_to) | dict.fromkeys(out, 8 + lost_from)
+        seen = {
+            edge: msgspec.structs.replace(passing(edge[1], count), opening=8)
+            for edge, count in lost.items()
+        }
+        (cause,) = judged(map(host, range(N)), seen).causes
+        return cause
+
+    found = {(to, by): told(to, by) for to in (0, 30) for by in (0, 30)}
+    assert {each: cause.shape for each, cause in found.items()} == {
+        (30, 0): "host-in",
+        (0, 30): "host-out",
+        (30, 30): "host",
+        (0, 0): "host",
+    }
+    assert [cause.facts["way"] for cause in found.values()].count("unknown") == 1
+    assert found[0, 0].facts["way"] == "unknown"
+
+
+def test_what_opens_connections_is_lost_to_the_host_that_counts_them() -> None:
+    """The others accept all that it opens."""
+    seen = {
+        (src, 3): msgspec.structs.replace(passing(3, 20), opening=20, passed=(*range(12),))
+        for src in range(N)
+        if src != 3
+    }
+    (cause,) = judged(map(host, range(N)), seen).causes
+    assert (cause.kind, cause.shape, cause.facts["way"]) == ("loss", "host-in", "in")
+
+
+def test_dead_edges_of_one_host_are_one_cause_where_they_fail_alike() -> None:
+    """Nobody is convicted: the host reaches others."""
+
+    def told(*hows: How) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        seen = {(1, dst): dead(dst, how) for dst, how in zip((2, 3), hows, strict=True)}
+        causes = failures(judged(map(host, range(N)), seen, seen))
+        assert not any(each.hosts for each in causes)
+        return [(each.shape, each.a, each.b) for each in causes]
+
+    assert told("timeout", "timeout") == [("group", (1,), (2, 3))]
+    assert told("timeout", "refused") == [("edge", (1,), (2,)), ("edge", (1,), (3,))]
 
 
 def test_a_host_that_loses_few_packets_is_named_though_not_every_edge_shows_it() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.preflight.made_edges import judged, with_many_ranges
+from tests.preflight.made_edges import judged, with_losses, with_many_ranges
 
 # Each was judged wrongly once: ports beside each other taken for all, losses for a rule or an MTU,
 # a round that ended early for a recovery, half the edges slow, a lossy group for one that is dead,
-# a host with little bandwidth for the other end of a lossy edge.
+# a host with little bandwidth for the other end of a lossy edge, hosts for their subnet, a rule
+# without state for two edges.
 SEEDS = (
     8,
     12,
@@ -62,6 +63,17 @@ SEEDS = (
     31348,
     33034,
     41172,
+    41016,
+    41217,
+    41276,
+    41318,
+    41398,
+    42116,
+    42120,
+    71159,
+    71208,
+    81206,
+    81355,
 )
 
 
@@ -85,3 +97,16 @@ def test_a_firewall_of_many_ranges_without_state_is_one_cause(seed: int, ranges:
     verdict = with_many_ranges(seed, ranges).verdict()
     found = {(each.kind, each.shape, each.a) for each in verdict.causes if each.severity == "FAIL"}
     assert found == {("ports", "host-in", (1,)), ("unreachable", "edge", (2,))}
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_ports_that_are_blocked_are_told_beside_what_their_host_loses(
+    seed: int, rate: float
+) -> None:
+    """And losses alone are no rule for ports."""
+    for low, high in ((50000, 65535), (0, 0)):
+        verdict = with_losses(seed, rate, low, high).verdict()
+        found = {(each.kind, each.shape, each.a) for each in verdict.causes}
+        ports = {("ports", "host-in", (1,))} if high else set()
+        assert found == {("loss", "host", (1,)), *ports}

@@ -8,6 +8,7 @@ sockets, name servers and torch's store holds nobody up. PART and RESULT are JSO
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -176,6 +177,7 @@ def main() -> None:
     part = msgspec.json.decode(sys.stdin.buffer.read(), type=Part)
     sys.stdout.buffer.write(msgspec.json.encode(take_part(part)))
     sys.stdout.buffer.flush()
+    os._exit(0)  # a thread may wait in torch's store: see ``errors.STORE_CALL``
 
 
 if __name__ == "__main__":

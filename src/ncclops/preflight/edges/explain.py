@@ -13,10 +13,13 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ncclops.preflight.edges.model import Shape
 
 Edge = tuple[int, int]
+# Which way the packets of a claim are lost: from its ``a``, to it, or both.
+Way = Literal["", "out", "in", "both", "unknown"]
 # What naming a cause costs: a host is the usual thing to break; groups that a configuration makes
 # (subnet, interface) are likelier than groups that only the failures make.
 _HOST_COST, _NAMED_COST, _FOUND_COST, _EDGE_COST = 1.0, 1.4, 2.2, 1.0
@@ -40,6 +43,7 @@ class Claim:
     both_ways: bool = False
     by: str = ""
     in_part: bool = False
+    way: Way = ""
     cost: float = _EDGE_COST
     explained: frozenset[Edge] = field(default=frozenset(), compare=False)
 
@@ -73,7 +77,7 @@ def explain(
             break
         chosen.append((best[0], best[2] & wanted))
         left -= best[1]
-    chosen += _pairs_and_edges(left)
+    chosen = _cheaper(chosen, candidates, wanted) + _pairs_and_edges(left)
     return _several(_without_superfluous(_merged(chosen, wanted, unknown), wanted))
 
 
@@ -235,6 +239,23 @@ def _stars(
 def _between(first: Iterable[int], second: Iterable[int]) -> Iterable[Edge]:
     ends = list(second)
     return ((src, dst) for src in first for dst in ends if src != dst)
+
+
+def _cheaper(
+    chosen: list[tuple[Claim, set[Edge]]],
+    candidates: Iterable[tuple[Claim, set[Edge]]],
+    wanted: set[Edge],
+) -> list[tuple[Claim, set[Edge]]]:
+    """``chosen``, with two groups that a configuration makes instead of the claims that are wholly
+    between them, where that costs less: of its hosts one after the other has explained most."""
+    made = list(chosen)
+    for claim, edges in candidates:
+        if claim.cost != _NAMED_COST or {*claim.a} & {*claim.b}:
+            continue
+        within = [each for each in made if each[1] <= edges]
+        if sum(each.cost for each, _ in within) > claim.cost:
+            made = [each for each in made if each not in within] + [(claim, edges & wanted)]
+    return made
 
 
 def _pairs_and_edges(left: set[Edge]) -> list[tuple[Claim, set[Edge]]]:

@@ -8,9 +8,10 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
-from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
+from ncclops.preflight.edges.explain import Claim, Edge, Way, as_group, explain
 from ncclops.preflight.edges.interface import subnet
 from ncclops.preflight.edges.losses import losses_of, often_flaky, starred, without_echoes
 from ncclops.preflight.edges.model import (
@@ -18,6 +19,7 @@ from ncclops.preflight.edges.model import (
     Facts,
     Outcome,
     Severity,
+    Shape,
     Symptom,
     Verdict,
 )
@@ -33,8 +35,9 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
-# Of few losses there is no telling how many: so large a share of all connections may be lost.
-_LEAST_LOST = 0.3
+# Packets are lost one way where that is so many times as likely as the other way. An edge that
+# reports nothing has sent so many packets with data, and opened so many connections, at least.
+_ONE_WAY, _QUIET_SENT, _QUIET_TRIED = 4.0, 45, 3
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -150,7 +153,7 @@ class _Look:
         losses = [each for each in losses if not each.explained <= inside]
         # Packets to an address that another machine has as well go now here, now there.
         losses, packets = self._without_clashes(losses), self._without_clashes(packets)
-        ending = [self._cause("loss", claim) for claim in (*packets, *losses)]
+        ending = [self._cause("loss", self._directed(claim)) for claim in (*packets, *losses)]
         share = self._share_lost(losses)
         by_chance = {edge for edge in chance if self._may_be_chance(edge, share)}
         # Of which some connections fail, and nobody has looked why, is not known to work either.
@@ -183,7 +186,9 @@ class _Look:
         chance |= inside
         lost |= chance
         seen = found.seen.keys()
-        no_data = {edge for edge in seen - found.data_s.keys() if edge[::-1] in seen} | lost
+        no_data = {
+            e for e in seen - found.data_s.keys() if e[::-1] in seen or e[::-1] in lost
+        } | lost
         thin = without_echoes(self._claims(self._thin - chance, no_data.__contains__))
         # Data that was sent again takes long: one edge, among several that lose some, is no other.
         # Not where all that is lost is so between groups, and the edge is of none.
@@ -191,9 +196,8 @@ class _Look:
         thin = [each for each in thin if len(each.explained) > 1 or not often & {*each.a, *each.b}]
         thin = starred(thin, both_ways=False)
         made += [self._cause("bandwidth", claim) for claim in thin]
-        slow = self._slow - chance
-        # A round trip takes as long whoever asks.
-        slow |= {edge[::-1] for edge in slow} & lost
+        # It takes as long whoever asks; and the kernel's is no longer for packets that are lost.
+        slow = self._slow | ({edge[::-1] for edge in self._slow} & lost)
         no_trip = (seen - found.rtt_ms.keys()) | lost
         made += self._explained("slow", slow, no_trip.__contains__)
         # Few lost packets end a connection here, and keep data waiting there.
@@ -230,18 +234,61 @@ class _Look:
 
         return [each for each in claims if not is_clash(each)]
 
+    def _directed(self, claim: Claim) -> Claim:
+        """``claim`` of losses, by the way that packets are lost. Whoever opens connections shows
+        both: of what is lost on the way back, the answers to what opens them."""
+        if claim.shape in ("everything", "several") or {*claim.a} & {*claim.b}:
+            return claim
+        way = self._way_lost(claim)
+        if claim.shape.startswith("host"):
+            shapes: dict[str, Shape] = {"out": "host-out", "in": "host-in"}
+            return replace(claim, shape=shapes.get(way, "host"), way=way)
+        if way == "unknown":
+            return replace(claim, way=way)
+        ends = (claim.b, claim.a) if way == "in" else (claim.a, claim.b)
+        one_way = way in ("out", "in")
+        single: Shape = "edge" if one_way else "pair"
+        shape = claim.shape if claim.shape == "group" else single
+        return replace(claim, shape=shape, a=ends[0], b=ends[1], both_ways=not one_way, way=way)
+
+    def _way_lost(self, claim: Claim) -> Way:
+        """By the packets with data that were sent again; where none were, by what opens connections
+        if that is lost one way only."""
+        found, a = self._found, {*claim.a}
+        b = {*(claim.b or self._live)} - a
+        data, opening = list[float](), list[tuple[int, int]]()
+        for edges in (schedule.edges_between(a, b), schedule.edges_between(b, a)):
+            looked = edges - found.unknown - found.dead
+            details = [found.seen[edge] for edge in looked & found.seen.keys()]
+            quiet = looked - found.seen.keys()  # of these next to nothing was lost
+            again = sum(each.resent - each.opening for each in details)
+            sent = sum(each.sent for each in details) + _QUIET_SENT * len(quiet)
+            data.append(again / max(1, sent))
+            tried = sum(len(each.passed) + len(each.failed) for each in details)
+            tried += _QUIET_TRIED * len(quiet)
+            opening.append((sum(each.opening + states.losses(each) for each in details), tried))
+        out, back = data
+        if max(data) >= states.RESENT_SHARE:
+            return "out" if out > _ONE_WAY * back else "in" if back > _ONE_WAY * out else "both"
+        (lost, tried), (lost_back, tried_back) = opening
+        if not lost_back and _is_no_chance(lost, tried, tried_back):
+            return "out"
+        if not lost and _is_no_chance(lost_back, tried_back, tried):
+            return "in"
+        return "unknown"
+
     def _share_lost(self, losses: Sequence[Claim]) -> float:
         """Of the connections of an edge, the share that is lost at random where it is most."""
         edges = {edge for each in losses for edge in each.explained} & self._found.seen.keys()
         looked = [seen for each in edges if (seen := self._found.seen[each]).passed]
         shares = [states.losses(each) / (len(each.failed) + len(each.passed)) for each in looked]
-        return max((_LEAST_LOST, *shares))
+        return max((states.LEAST_LOST, *shares))
 
     def _may_be_chance(self, edge: Edge, share: float) -> bool:
         """Whether ``edge`` fails as one does that loses that share of its connections."""
         seen = self._found.seen.get(edge)
-        if seen is None:
-            return True
+        if seen is None or edge in self._found.blocked:
+            return seen is None
         is_likely = edge not in self._found.dead or share ** len(seen.failed) > states.CHANCE
         return is_likely and {*seen.failed.values()} <= {*states.LOST}
 
@@ -258,6 +305,25 @@ class _Look:
         claims = explain(self._live, edges, unknown, self._groups)
         return [as_group(each, unknown, self._groups) for each in claims]
 
+    def _with_stars(self, symptom: Symptom, claims: list[Claim]) -> list[Claim]:
+        """``claims``, with the single edges of one host that fail in one way as one: that two
+        things break at one host in the same way is less likely than that one does."""
+        made, alike = list[Claim](), defaultdict[tuple[str, str], list[Claim]](list)
+        for each in claims:
+            if each.shape in ("pair", "edge"):
+                alike[each.shape, self._how(symptom, each)].append(each)
+            else:
+                made.append(each)
+        for (shape, _), single in alike.items():
+            made += starred(single, both_ways=shape == "pair")
+        return made
+
+    def _how(self, symptom: Symptom, claim: Claim) -> str:
+        """How most of its connections fail."""
+        details = [self._found.seen[e] for e in claim.explained if e in self._found.seen]
+        hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
+        return hows.most_common(1)[0][0] if hows else ""
+
     def _explained(
         self,
         symptom: Symptom,
@@ -266,12 +332,15 @@ class _Look:
         *,
         store: bool = False,
     ) -> list[Cause]:
-        return [self._cause(symptom, claim, store=store) for claim in self._claims(edges, unknown)]
+        claims = self._claims(edges, unknown)
+        if symptom == "dead":
+            claims = self._with_stars(symptom, claims)
+        return [self._cause(symptom, claim, store=store) for claim in claims]
 
     def _ports_unknown(self, edges: set[Edge], lost: set[Edge]) -> Callable[[Edge], bool]:
         """Whether an edge that works has not tried any port that failed elsewhere."""
-        seen, n = self._found.seen, len(self._hosts)
-        blocked = {slot for edge in edges for slot in seen[edge].failed}
+        n = len(self._hosts)
+        blocked = {slot for edge in edges for slot in self._found.of_ports(edge)}
 
         def unknown(edge: Edge) -> bool:
             if edge in lost:
@@ -305,7 +374,6 @@ class _Look:
     def _cause(self, symptom: Symptom, claim: Claim, *, store: bool = False) -> Cause:
         edges = claim.explained
         details = [self._found.seen[each] for each in edges if each in self._found.seen]
-        hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
         facts = self._evidence(symptom, claim)
         severity: Severity = "WARN" if symptom in ("slow", "bandwidth") else "FAIL"
         if symptom == "loss":
@@ -325,7 +393,7 @@ class _Look:
             a=claim.a,
             b=claim.b,
             edges=len(edges) + int(facts.get("answers", "0")),
-            how=hows.most_common(1)[0][0] if hows else "",
+            how=self._how(symptom, claim),
             both_ways=claim.both_ways,
             blocked=blocked,
             open=open_,
@@ -355,8 +423,8 @@ class _Look:
 
     def _evidence(self, symptom: Symptom, claim: Claim) -> dict[str, str]:
         facts: dict[str, str] = {}
-        if claim.by:
-            facts["by"] = claim.by
+        facts |= {"by": claim.by} if claim.by else {}
+        facts |= {"way": claim.way} if claim.way else {}
         if symptom == "dead":
             facts |= (
                 self._other_answers(claim)
@@ -369,10 +437,13 @@ class _Look:
             own = [each for each in self._answers.values() if each in claim.explained]
             facts |= {"answers": str(len(own))} if own else {}
         if symptom == "loss":
-            looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
+            edges = claim.explained & self._found.seen.keys()
+            looked, blocked = [self._found.seen[each] for each in edges], self._found.blocked
             # What failed by chance was tried again: those connections count as well.
             tried = sum(len(each.failed) + len(each.passed) + each.lost for each in looked)
-            facts["lost"], facts["tried"] = str(sum(map(states.failing, looked))), str(tried)
+            tried -= sum(len(blocked[each]) for each in edges & blocked.keys())
+            lost = sum(states.failing(self._found.seen[e], blocked.get(e, ())) for e in edges)
+            facts["lost"], facts["tried"] = str(lost), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))
         if symptom == "large":
@@ -556,7 +627,8 @@ class _Look:
         failed, passed = set[int](), set[int]()
         for edge in edges:
             ports, seen = self._hosts[edge[1]].ports, self._found.seen[edge]
-            failed |= {ports[slot] for slot, how in seen.failed.items() if _of("ports", how)}
+            own = self._found.of_ports(edge)
+            failed |= {ports[slot] for slot in own if _of("ports", seen.failed[slot])}
             passed |= {ports[slot] for slot in seen.passed}
             passed |= {ports[slot] for slot, how in seen.failed.items() if not _of("ports", how)}
         return tuple(sorted(failed)), tuple(sorted(passed - failed))
@@ -597,6 +669,11 @@ def _smaller_ends(claim: Claim) -> Sequence[tuple[int, ...]]:
     return ends[:1] if claim.shape.startswith("host") else ends
 
 
+def _is_no_chance(lost: int, tried: int, others: int) -> bool:
+    """Whether chance would not spare all of ``others`` where so many of ``tried`` are lost."""
+    return (1 - min(1.0, lost / max(1, tried))) ** others < states.CHANCE
+
+
 def _megabits(took_s: float) -> float:
     return 8e-6 * wire.DATA_BYTES / max(took_s, 1e-6)
 
@@ -609,11 +686,16 @@ def _of(symptom: Symptom, how: str) -> bool:
 def _groups(hosts: Sequence[Facts], live: Sequence[int]) -> dict[str, dict[str, list[int]]]:
     """Hosts by what configuration gives them in common."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    nets = Counter(str(subnet(place)) for n in live if (place := hosts[n].place))
     for number in live:
         place = hosts[number].place
         if place is None:
             continue
-        groups["subnet"][str(subnet(place))].append(number)
+        own = str(subnet(place))
+        ways = [net for a in hosts[number].addresses if (net := str(subnet(a))) in nets]
+        if nets[own] < 2:  # what it opens leaves by a network where others listen
+            own = next((net for net in ways if net != own), own)
+        groups["subnet"][own].append(number)
         groups["interface"][place.interface].append(number)
         groups["MTU"][str(place.mtu)].append(number)
         groups["family"][f"IPv{place.family}"].append(number)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ncclops.preflight.edges import schedule
 from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, as_group, explain
 from ncclops.preflight.edges.model import Shape
-from ncclops.preflight.edges.states import States
+from ncclops.preflight.edges.states import CHANCE, States
 
 # Edges that have failed once, of one host: so many are no chance.
 _FLAKY = 3
@@ -66,7 +66,8 @@ def _of_groups(
         hits = {edge for edge in losing if _is_between(edge, first, second)}
         # Of all hosts what was not looked at counts as quiet: the rest may be that of a few.
         said_nothing = lost - hits if by else set[Edge]()
-        if not hits or not _everywhere(hits, said_nothing, first, second):
+        few = bool(by) and len(hits) == len(losing) and _no_chance(hits, lost, live, first, second)
+        if not hits or not (few or _everywhere(hits, said_nothing, first, second)):
             continue
         shape: Shape = "group" if by else "everything"
         claim = Claim(shape, tuple(sorted(first)), tuple(sorted(second)), both_ways=bool(by), by=by)
@@ -240,6 +241,23 @@ def _everywhere(
         if not shown or shown < _WIDE * looked:
             return False
     return True
+
+
+def _no_chance(
+    hits: set[Edge],
+    lost: set[Edge],
+    live: Sequence[int],
+    first: frozenset[int],
+    second: frozenset[int],
+) -> bool:
+    """Whether ``hits``, all that lose, would not lie between two groups by chance, and are not
+    those of the worst host of a side: what loses little shows it on few edges."""
+    between = 2 * len(first) * len(second) - sum(_is_between(edge, first, second) for edge in lost)
+    share = between / max(1, len(live) * (len(live) - 1) - len(lost))
+    touched = Counter(end for edge in hits for end in edge)
+    worst = {max(sorted(side), key=lambda each: touched[each]) for side in (first, second)}
+    left = [edge for edge in hits if not worst.intersection(edge)]
+    return len(left) >= _OTHERS and share ** len(hits) < CHANCE
 
 
 def _both_ways(losses: Sequence[Claim]) -> list[Claim]:

@@ -171,7 +171,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     host answered instead, ``says`` the kernel's words. ``lost``: how many connections, of all
     slots, failed and passed when they were repeated, from and to the same ports (``repeated``: all
     of them were); with ``stalled``, data did not arrive though packets of each size do.
-    ``sent``: packets of the connections that passed, ``resent``: how many of these were lost.
+    ``sent``: packets of the connections that passed, ``resent``: how many of these were lost,
+    ``opening``: of those, to open them.
     ``by_source``: most of what fails does so from one local port, again and again, and passes from
     another. ``unanswered``: the failed slots whose requests arrived there, as the kernel there has
     said: it is the process that has not answered.
@@ -196,6 +197,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     by_source: bool = False
     sent: int = 0
     resent: int = 0
+    opening: int = 0
     unanswered: tuple[int, ...] = ()
 
 

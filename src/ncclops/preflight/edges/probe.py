@@ -105,7 +105,8 @@ class Probe:
     ``uid`` is who answered, ``rtt_ms`` the smallest round trip (-1: none), ``source`` and
     ``source_port`` where we connected from (0: not known any more), ``says`` the kernel's words,
     with who told it. ``out_s`` and ``in_s``: how long the data took each way (-1: not arrived).
-    ``sent``: packets of a connection that passed (0: not known), ``resent``: how many were lost.
+    ``sent``: packets of a connection that passed (0: not known), ``resent``: how many were lost,
+    ``opening``: of these, to open it, or the answers to that.
     ``late``: whose process was too late for it, by what the kernel has; no packet was, then.
     """
 
@@ -119,6 +120,7 @@ class Probe:
     in_s: float = -1.0
     sent: int = 0
     resent: int = 0
+    opening: int = 0
     late: Late = ""
 
 
@@ -132,6 +134,7 @@ class _Progress:
     source: str = ""
     out_s: float = -1.0
     in_s: float = -1.0
+    opening: int = 0
 
 
 async def probe(
@@ -204,6 +207,7 @@ async def probe(
         in_s=progress.in_s,
         sent=packets[0],
         resent=packets[1],
+        opening=min(progress.opening, packets[1]),
         late=late,
     )
 
@@ -225,6 +229,7 @@ async def _exchange(
     _hear_icmp(sock, on=True)
     async with asyncio.timeout(patience.connect):
         await loop.sock_connect(sock, target)
+    progress.opening = _packets(sock)[1]
     _hear_icmp(sock, on=False)  # what NCCL would not notice on a connection that stands
     with contextlib.suppress(OSError):
         progress.source = str(sock.getsockname()[0]).partition("%")[0]

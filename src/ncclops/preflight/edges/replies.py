@@ -7,6 +7,7 @@ at ports that seem to be chance, and are no cause of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,10 @@ class _Blocked:
 def answers(hosts: Sequence[Facts], states: States) -> dict[Edge, Edge]:
     """The edges whose failures are those of the opposite edge, which they lead to."""
     found: dict[Edge, Edge] = {}
-    for edge in sorted({*states.ports, *states.dead}):
+    edges = {*states.ports, *states.dead}
+    out, into = Counter(src for src, _ in edges), Counter(dst for _, dst in edges)
+    # The rule is where most fails, and rather for what comes to a host: the others are its answers.
+    for edge in sorted(edges, key=lambda e: (max(out[e[0]], into[e[1]]), into[e[1]], e)):
         seen, low_high = states.seen.get(edge), hosts[edge[0]].port_range
         if seen is None:
             continue

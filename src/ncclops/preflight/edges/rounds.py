@@ -72,6 +72,7 @@ class _Edge:
     by_source: bool = False
     sent: int = 0
     resent: int = 0
+    opening: int = 0
     unanswered: set[int] = field(default_factory=set)  # slots: their last requests arrived
 
     def seen(self, mac: str) -> Seen:
@@ -95,6 +96,7 @@ class _Edge:
             by_source=self.by_source,
             sent=self.sent,
             resent=self.resent,
+            opening=self.opening,
             unanswered=tuple(sorted(self.unanswered & self.failed.keys())),
         )
 
@@ -233,6 +235,7 @@ class Rounds:
         if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
             await self._repeated(edge, 1)
             if edge.lost >= LOSSES:
+                self._fail_still(edge, steady - {*edge.passed})
                 edge.repeated = True
                 return  # what else fails, fails by chance
         patience = FIRST if edge.failed else SECOND
@@ -246,10 +249,8 @@ class Rounds:
             self._repeated(edge), self._pass_from_others(edge)
         )
         known = {slot: passes for slot, passes in pass_from_others.items() if slot in edge.failed}
-        for slot in steady.intersection(edge.passed):
-            edge.passed.remove(slot)
-            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
-            known[slot] = True
+        known |= dict.fromkeys(steady.intersection(edge.passed), True)
+        self._fail_still(edge, steady.intersection(edge.passed))
         for slot in edge.unanswered.intersection(edge.failed) if edge.passed else ():
             del edge.failed[slot]  # the network has carried what it was given
         edge.repeated = True
@@ -306,6 +307,12 @@ class Rounds:
 
         failed = await asyncio.gather(*(again(slot, port) for slot, port in before.items()))
         return {slot for slot, fails in zip(before, failed, strict=True) if fails}
+
+    def _fail_still(self, edge: _Edge, slots: Iterable[int]) -> None:
+        """``slots`` fail from the local ports from which they failed in the first round."""
+        edge.passed = [slot for slot in edge.passed if slot not in {*slots}]
+        for slot in slots:
+            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
 
     async def _pass_from_others(self, edge: _Edge) -> dict[int, bool]:
         """Of what fails here and there, whether some of the slots pass from other local ports."""
@@ -446,6 +453,7 @@ class Rounds:
             edge.other = -1 if who is None else who
         if how is None:
             edge.sent, edge.resent = edge.sent + found.sent, edge.resent + found.resent
+            edge.opening += found.opening
             edge.passed.append(slot) if slot not in edge.passed else None
             edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
             return

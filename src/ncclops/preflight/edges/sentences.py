@@ -194,6 +194,12 @@ def _mtu(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
 
 def _loss(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     facts, where = cause.facts, f"at random {_edges(hosts, cause)}"
+    if facts.get("way") == "unknown":
+        where += " (which way cannot be told)"
+        if facts.get("resent", "0") != "0":
+            where = where[:-1] + (
+                ": only what opens connections, as where a host's own firewall drops what it sends)"
+            )
     failed = f"{facts.get('lost')} of {facts.get('tried')}"
     what = f"connections fail {where}: {failed} failed, and passed when they were repeated"
     if facts.get("resent", "0") != "0":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +24,7 @@ _FEW = 3
 # So many packets lost over an edge make it worth a second look; of those of the second, so many,
 # and this share. In the first many hosts at once may be too much for a switch, and large packets
 # may be what teaches a host the path's MTU.
-NOTED, _RESENT, _RESENT_SHARE = 2, 3, 0.02
+NOTED, _RESENT, RESENT_SHARE = 2, 3, 0.02
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
@@ -31,8 +32,10 @@ NOTABLE_RTT_MS = 5.0
 NOTABLE_DATA_S = 0.1
 # Edges of one host whose ports are blocked: so many say that it is more than an edge.
 _SAME = 2
+# Of few losses there is no telling how many: so large a share of all connections may be lost.
+LEAST_LOST = 0.3
 # What is less likely is no chance.
-CHANCE = 0.001
+CHANCE, _UNLIKELY = 0.001, 0.05
 
 
 @dataclass
@@ -44,6 +47,7 @@ class States:
     once, then passed. ``loss``: connections fail at random; ``stalled``: one does, or data.
     ``resending``: packets are lost, over connections that pass. ``unsure_resending``: perhaps.
     ``ended``: of the dead ones, those over which some connections passed at first.
+    ``blocked``: of edges that lose connections, or may, the slots that fail for a rule for ports.
     ``unsure``: of those whose ports fail, where it may be chance and was not looked into. ``seen``
     is what was seen last.
     """
@@ -64,7 +68,13 @@ class States:
     rtt_ms: dict[Edge, float] = field(default_factory=dict)
     data_s: dict[Edge, float] = field(default_factory=dict)
     seen: dict[Edge, Seen] = field(default_factory=dict)
+    blocked: dict[Edge, set[int]] = field(default_factory=dict)
     tested: dict[Edge, frozenset[int]] = field(default_factory=dict)
+
+    def of_ports(self, edge: Edge) -> Collection[int]:
+        """The slots of ``edge`` that fail, without those that are lost at random."""
+        failed = self.seen[edge].failed
+        return self.blocked.get(edge, set()) if edge in self.loss | self.flaky else failed
 
 
 def settle(
@@ -126,12 +136,16 @@ def settle(
                 states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
-    for edges in (states.unsure, *_by_target(states.unsure)):
-        if _agree(hosts, states, edges):
+    lossy = {edge for edge in states.loss | states.flaky | states.ports if edge in again}
+    looks = {(src, each.dst): each for src, one in first.items() for each in one.seen}
+    for edges in _by_end(lossy):
+        _block(hosts, states, edges, (looks, again))
+    for edges in (states.unsure, *_by_end(states.unsure)):
+        if _agree(hosts, states, edges) or _is_one_range(hosts, states, edges):
             states.unsure = states.unsure - edges
     _measured_there(states, live, first)
     # What fails is said with its own cause.
-    states.resending -= states.dead | states.ports | states.store_port | states.large
+    states.resending -= states.dead | states.large
     _doubt_once(states, wholly)
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
@@ -147,21 +161,27 @@ def settle(
 
 
 def _measured_there(states: States, live: set[int], first: Mapping[int, Outcome]) -> None:
-    """Both ends measure how long data takes each way, and report what takes notably long only: the
-    end that has looked and reports nothing of the edge has measured less."""
-    for src, dst in list(states.data_s):
-        for here, there in ((src, dst), (dst, src)):
-            told = first.get(here)
-            if told is None or there not in live or (here, there) in states.seen:
+    """Both ends measure how long data takes each way, and report what takes notably long, or fails:
+    the end that has looked and reports nothing of the edge has measured less."""
+    told = {(src, each.dst): each for src, one in first.items() for each in one.seen}
+    for way in states.data_s:
+        for here, there in (way, way[::-1]):
+            if here not in first or there not in live:
                 continue
-            if there not in told.skipped and states.data_s[src, dst] > NOTABLE_DATA_S:
-                states.data_s[src, dst] = NOTABLE_DATA_S
+            if (seen := told.get((here, there))) is not None:
+                took_s = seen.out_s if here == way[0] else seen.in_s
+            else:
+                took_s = -1.0 if there in first[here].skipped else NOTABLE_DATA_S
+            if took_s >= 0:
+                states.data_s[way] = min(states.data_s[way], took_s)
 
 
-def _by_target(edges: Collection[Edge]) -> list[set[Edge]]:
-    made: dict[int, set[Edge]] = defaultdict(set)
+def _by_end(edges: Collection[Edge]) -> list[set[Edge]]:
+    """``edges`` by the host that they lead to, and by the one that they come from."""
+    made: dict[tuple[int, int], set[Edge]] = defaultdict(set)
     for edge in edges:
-        made[edge[1]].add(edge)
+        for place in (1, 0):
+            made[place, edge[place]].add(edge)
     return list(made.values())
 
 
@@ -177,6 +197,56 @@ def _agree(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) ->
     share = failed.total() / (failed.total() + passed.total())
     tries = (failed | passed).values()
     return math.prod(share**count + (1 - share) ** count for count in tries) < CHANCE
+
+
+def _block(
+    hosts: tuple[Facts, ...],
+    states: States,
+    edges: Collection[Edge],
+    looks: tuple[Mapping[Edge, Seen], Mapping[Edge, Seen]],
+) -> None:
+    """Note which slots of ``edges`` fail for a rule for ports, while others are lost at random: the
+    longest run of ports that have failed in both rounds, on edges where chance would not do that.
+    """
+    first, again = looks
+    beyond = sorted({hosts[e[1]].ports[slot] for e in edges for slot in states.seen[e].passed})
+    runs: dict[int, dict[Edge, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for edge in edges:
+        for slot, how in again[edge].failed.items():
+            if how in LOST and slot not in again[edge].unanswered:
+                runs[bisect.bisect(beyond, hosts[edge[1]].ports[slot])][edge].add(slot)
+    longest = max(runs.values(), key=lambda run: sum(map(len, run.values())), default={})
+    chances = dict[Edge, float]()
+    for edge, slots in longest.items():
+        lost, passed = {*first[edge].failed} - slots, {*first[edge].passed} - slots
+        share = max(LEAST_LOST, len(lost) / max(1, len(lost) + len(passed)))
+        if (chance := share ** len(slots)) < _UNLIKELY:
+            chances[edge] = chance
+    if not beyond or math.prod(chances.values()) * len(beyond) >= CHANCE:
+        return
+    for edge in chances:
+        states.blocked.setdefault(edge, set()).update(longest[edge])
+        states.ports.add(edge)
+        states.unsure.discard(edge)
+
+
+def _is_one_range(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) -> bool:
+    """Whether all that fails on ``edges`` has its port, or the one it was opened from, between two
+    beside each other of those that passed, and chance would not do that: a rule without state."""
+    failed, passed = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for edge in edges:
+        ports, seen = hosts[edge[1]].ports, states.seen[edge]
+        for slots, ends in ((seen.failed, failed), (seen.passed, passed)):
+            known = (slot for slot in slots if slots is seen.passed or slot in seen.sources)
+            ends += [(ports[slot], seen.sources.get(slot, ports[slot])) for slot in known]
+    if not failed or not passed:
+        return False
+    beyond = sorted({0, 1 << 16, *(port for each in passed for port in each)})
+    gaps = [{bisect.bisect(beyond, port) for port in each} for each in failed]
+    share = len(failed) / (len(failed) + len(passed))
+    by_chance = len(failed) * math.log(share) + len(passed) * math.log(1 - share)
+    ranges = math.log(2 * (len(failed) + len(passed)) ** 2)  # that two of all ports may end
+    return bool(set.intersection(*gaps)) and by_chance + ranges < math.log(CHANCE)
 
 
 def with_many(edges: Iterable[Edge]) -> set[int]:
@@ -216,15 +286,15 @@ def losses(seen: Seen) -> int:
     return seen.lost + hung
 
 
-def failing(seen: Seen) -> int:
+def failing(seen: Seen, blocked: Collection[int] = ()) -> int:
     """How many connections of an edge that loses some have failed: also those that there was no
-    time to repeat."""
+    time to repeat, but for ``blocked`` ones."""
     chance = [slot for slot, how in seen.failed.items() if how in LOST]
-    return seen.lost + len({*chance} - {*seen.unanswered})
+    return seen.lost + len({*chance}.difference(seen.unanswered, blocked))
 
 
 def _resends(seen: Seen) -> bool:
-    return seen.resent >= max(_RESENT, _RESENT_SHARE * seen.sent)
+    return seen.resent >= max(_RESENT, RESENT_SHARE * seen.sent)
 
 
 def _doubtful(seen: Seen) -> bool:
@@ -264,6 +334,7 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
         in_s=_least(seen.in_s, again.in_s),
         sent=seen.sent + again.sent,
         resent=seen.resent + again.resent,
+        opening=seen.opening + again.opening,
     )
 
 
