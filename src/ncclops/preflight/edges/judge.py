@@ -8,18 +8,17 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
-from ncclops.preflight.edges.explain import Claim, Edge, Way, as_group, explain
+from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
 from ncclops.preflight.edges.interface import subnet
+from ncclops.preflight.edges.loss_ways import directed
 from ncclops.preflight.edges.losses import losses_of, often_flaky, starred, without_echoes
 from ncclops.preflight.edges.model import (
     Cause,
     Facts,
     Outcome,
     Severity,
-    Shape,
     Symptom,
     Verdict,
 )
@@ -35,9 +34,6 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
-# Packets are lost one way where that is so many times as likely as the other way. An edge that
-# reports nothing has sent so many packets with data, and opened so many connections, at least.
-_ONE_WAY, _QUIET_SENT, _QUIET_TRIED = 4.0, 45, 3
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -153,7 +149,9 @@ class _Look:
         losses = [each for each in losses if not each.explained <= inside]
         # Packets to an address that another machine has as well go now here, now there.
         losses, packets = self._without_clashes(losses), self._without_clashes(packets)
-        ending = [self._cause("loss", self._directed(claim)) for claim in (*packets, *losses)]
+        ending = [
+            self._cause("loss", directed(claim, found, self._live)) for claim in (*packets, *losses)
+        ]
         share = self._share_lost(losses)
         by_chance = {edge for edge in chance if self._may_be_chance(edge, share)}
         # Of which some connections fail, and nobody has looked why, is not known to work either.
@@ -233,49 +231,6 @@ class _Look:
             return any(self._hosts[each].conflict for each in common)
 
         return [each for each in claims if not is_clash(each)]
-
-    def _directed(self, claim: Claim) -> Claim:
-        """``claim`` of losses, by the way that packets are lost. Whoever opens connections shows
-        both: of what is lost on the way back, the answers to what opens them."""
-        if claim.shape in ("everything", "several") or {*claim.a} & {*claim.b}:
-            return claim
-        way = self._way_lost(claim)
-        if claim.shape.startswith("host"):
-            shapes: dict[str, Shape] = {"out": "host-out", "in": "host-in"}
-            return replace(claim, shape=shapes.get(way, "host"), way=way)
-        if way == "unknown":
-            return replace(claim, way=way)
-        ends = (claim.b, claim.a) if way == "in" else (claim.a, claim.b)
-        one_way = way in ("out", "in")
-        single: Shape = "edge" if one_way else "pair"
-        shape = claim.shape if claim.shape == "group" else single
-        return replace(claim, shape=shape, a=ends[0], b=ends[1], both_ways=not one_way, way=way)
-
-    def _way_lost(self, claim: Claim) -> Way:
-        """By the packets with data that were sent again; where none were, by what opens connections
-        if that is lost one way only."""
-        found, a = self._found, {*claim.a}
-        b = {*(claim.b or self._live)} - a
-        data, opening = list[float](), list[tuple[int, int]]()
-        for edges in (schedule.edges_between(a, b), schedule.edges_between(b, a)):
-            looked = edges - found.unknown - found.dead
-            details = [found.seen[edge] for edge in looked & found.seen.keys()]
-            quiet = looked - found.seen.keys()  # of these next to nothing was lost
-            again = sum(each.resent - each.opening for each in details)
-            sent = sum(each.sent for each in details) + _QUIET_SENT * len(quiet)
-            data.append(again / max(1, sent))
-            tried = sum(len(each.passed) + len(each.failed) for each in details)
-            tried += _QUIET_TRIED * len(quiet)
-            opening.append((sum(each.opening + states.losses(each) for each in details), tried))
-        out, back = data
-        if max(data) >= states.RESENT_SHARE:
-            return "out" if out > _ONE_WAY * back else "in" if back > _ONE_WAY * out else "both"
-        (lost, tried), (lost_back, tried_back) = opening
-        if not lost_back and _is_no_chance(lost, tried, tried_back):
-            return "out"
-        if not lost and _is_no_chance(lost_back, tried_back, tried):
-            return "in"
-        return "unknown"
 
     def _share_lost(self, losses: Sequence[Claim]) -> float:
         """Of the connections of an edge, the share that is lost at random where it is most."""
@@ -667,11 +622,6 @@ def _smaller_ends(claim: Claim) -> Sequence[tuple[int, ...]]:
     """Where the cause of ``claim`` is: one host of it, or each of two."""
     ends = [each for each in (claim.a, claim.b) if len(each) == 1]
     return ends[:1] if claim.shape.startswith("host") else ends
-
-
-def _is_no_chance(lost: int, tried: int, others: int) -> bool:
-    """Whether chance would not spare all of ``others`` where so many of ``tried`` are lost."""
-    return (1 - min(1.0, lost / max(1, tried))) ** others < states.CHANCE
 
 
 def _megabits(took_s: float) -> float:
