@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import ipaddress
-import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
+from ncclops.preflight.edges.addresses import Addresses
 from ncclops.preflight.edges.explain import Claim, Edge, as_group, explain
 from ncclops.preflight.edges.interface import subnet
 from ncclops.preflight.edges.loss_ways import directed
@@ -34,7 +32,6 @@ _NAMED = 16
 _MANY_LOST = 0.05
 # Likewise of the packets: the kernel hides it, and makes the job slow.
 _MANY_RESENT = 0.1
-_NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
 def judge(
@@ -114,6 +111,7 @@ class _Look:
     ) -> None:
         self._hosts, self._live, self._found, self._first = hosts, live, found, first
         self._groups = _groups(hosts, live)
+        self._addresses = Addresses(hosts, live, found, first)
         usual = [each.rtt_ms for each in first.values() if each.rtt_ms >= 0]
         self.usual_ms = round(statistics.median(usual), 3) if usual else -1.0
         limit = _beyond(usual, NOTABLE_RTT_MS)
@@ -381,13 +379,8 @@ class _Look:
         facts |= {"by": claim.by} if claim.by else {}
         facts |= {"way": claim.way} if claim.way else {}
         if symptom == "dead":
-            facts |= (
-                self._other_answers(claim)
-                or self._better_interface(claim)
-                or self._lacking_interface(claim)
-                or self._lacking_family(claim)
-            )
-            facts |= self._ways_out(claim)
+            facts |= self._addresses.evidence(claim)
+            facts |= {"ended": "yes"} if claim.explained & self._found.ended else {}
         if symptom == "ports":
             own = [each for each in self._answers.values() if each in claim.explained]
             facts |= {"answers": str(len(own))} if own else {}
@@ -412,159 +405,7 @@ class _Look:
             times = [took[each if each in self._slow else each[::-1]] for each in claim.explained]
             facts["ms"] = f"{statistics.median(times):.1f}"
             facts["usual_ms"] = f"{self.usual_ms:.2f}"
-        if symptom == "dead" and claim.explained & self._found.ended:
-            facts["ended"] = "yes"
-        if symptom == "dead":
-            words, forbidding, routeless = set[str](), set[str](), set[str]()
-            for edge in claim.explained:
-                seen, name = self._found.seen.get(edge), self._hosts[edge[0]].name
-                if seen is None:
-                    continue
-                words |= {f"{name} is told: {seen.says}"} if seen.says else set()
-                routeless |= {name} if seen.says == _NO_ROUTE else set()
-                forbidding |= {name} if "forbidden" in seen.failed.values() else set()
-            if words:
-                facts["says"] = "; ".join(sorted(words)[:2])
-            if routeless:
-                facts["routeless"] = ", ".join(sorted(routeless)[:4])
-            if forbidding:
-                facts["forbidding"] = ", ".join(sorted(forbidding)[:4])
         return facts
-
-    def _other_answers(self, claim: Claim) -> dict[str, str]:
-        """Whether another machine answers at the address of the host that ``claim`` is about."""
-        if claim.shape.startswith("host"):
-            targets = set(claim.a)
-        elif claim.shape == "group":
-            targets = {each[0] for each in (claim.a, claim.b) if len(each) == 1}
-        else:
-            targets = {*claim.a, *claim.b} if claim.shape in ("edge", "pair") else set()
-        for target in sorted(targets):
-            host = self._hosts[target]
-            place = host.place
-            if place is None:
-                continue
-            whose = {"address": place.address, "whose": host.name}
-            into = [edge for edge in claim.explained if edge[1] == target]
-            owners = [
-                each
-                for each in sorted({*self._live} - {target})
-                if place.address in {a.address for a in self._hosts[each].addresses}
-            ]
-            if owners:
-                names = ", ".join(self._hosts[each].name for each in owners[:4])
-                macs = {mac for each in owners for mac in self._hosts[each].macs}
-                return {"other" if host.conflict in macs else "everywhere": names, **whose}
-            for edge in into:
-                seen = self._found.seen.get(edge)
-                if seen is None:
-                    continue
-                agree = self._first[edge[0]].macs_agree if edge[0] in self._first else 0
-                if seen.mac and host.macs and seen.mac not in host.macs and agree:
-                    if len(into) < 2 and not host.conflict:  # one host's table: of nobody's address
-                        return {"at_mac": seen.mac, "at": self._hosts[edge[0]].name, **whose}
-                    return {"their_mac": seen.mac, "mac": place.mac, **whose}
-                if seen.other >= 0:
-                    return {"other": self._hosts[seen.other].name, **whose}
-            if host.conflict:  # this end of an edge that fails
-                return {"their_mac": host.conflict, "mac": place.mac, **whose}
-        return {}
-
-    def _better_interface(self, claim: Claim) -> dict[str, str]:
-        """Whether the hosts of one side listen in a network of their own, and need not."""
-        for side in (claim.a, claim.b):
-            if not side or claim.shape in ("everything", "several"):
-                continue
-            others = [each for each in self._live if each not in side]
-            nets = Counter(
-                str(subnet(place)) for each in others if (place := self._hosts[each].place)
-            )
-            if not nets:
-                continue
-            places = [self._hosts[each].place for each in side]
-            own = [{str(subnet(a)) for a in self._hosts[each].addresses} for each in side]
-            # Of several subnets, the one that these hosts have an address in as well.
-            ways = [net for net, _ in nets.most_common() if all(net in each for each in own)]
-            usual = ways[0] if ways else nets.most_common(1)[0][0]
-            if len(self._live) > 2 and nets[usual] < 2:
-                continue
-            if any(place is None or str(subnet(place)) in nets for place in places):
-                continue
-            better = [
-                each
-                for number in side
-                for each in self._hosts[number].addresses
-                if str(subnet(each)) == usual
-            ]
-            if len(better) >= len(side) and places[0] is not None:
-                same = better[0].interface == places[0].interface
-                if not same and 2 * len(side) > len(self._live):
-                    continue  # most hosts have it right: the others lack something
-                return {
-                    **({"family": str(better[0].family)} if same else {}),
-                    "better": better[0].interface,
-                    "better_address": better[0].address,
-                    "interface": places[0].interface,
-                    "address": places[0].address,
-                    "rule": self._hosts[side[0]].rule,
-                    "subnet": usual,
-                    "whose": ", ".join(self._hosts[each].name for each in side),
-                }
-        return {}
-
-    def _lacking_interface(self, claim: Claim) -> dict[str, str]:
-        """Whether one side has no address in the network where all others listen, and they have one
-        where it listens, or its kernel knows no way to theirs."""
-        if claim.shape not in ("host", "host-out", "group"):
-            return {}
-        side, others = claim.a, [each for each in self._live if each not in claim.a]
-        places = [place for each in others if (place := self._hosts[each].place)]
-        own = [place for each in side if (place := self._hosts[each].place)]
-        nets = {str(subnet(each)) for each in places}
-        if len(others) < 2 or len(nets) != 1 or len(own) < len(side):
-            return {}
-        wanted = next(iter(nets))
-        here = [str(subnet(a)) for each in side for a in self._hosts[each].addresses]
-        if wanted in here or {each.interface for each in own} & {p.interface for p in places}:
-            return {}
-        common = all(
-            {str(subnet(a)) for a in self._hosts[each].addresses} & {str(subnet(p)) for p in own}
-            for each in others
-        )
-        seen = [self._found.seen[each] for each in claim.explained if each in self._found.seen]
-        if not common and not all(each.says == _NO_ROUTE for each in seen):
-            return {}
-        return {
-            "lacks": wanted,
-            "theirs": places[0].interface,
-            "own": ", ".join(sorted({each.interface for each in own})),
-            **({"common": own[0].interface} if common else {}),
-        }
-
-    def _lacking_family(self, claim: Claim) -> dict[str, str]:
-        """Whether the host has no address of the family in which all others listen."""
-        others = [self._hosts[each] for each in self._live if each not in claim.a]
-        families = {each.place.family for each in others if each.place}
-        if not claim.shape.startswith("host") or len(families) != 1:
-            return {}
-        (host,), (family,) = (self._hosts[each] for each in claim.a), families
-        own = host.place.family if host.place else family
-        if own == family or _has_family(host, family):
-            return {}
-        common = {"family": str(own)} if all(_has_family(each, own) for each in others) else {}
-        return {"family_lacks": str(family), "whose": host.name, **common}
-
-    def _ways_out(self, claim: Claim) -> dict[str, str]:
-        """The interface that connections leave by, where that is not the one NCCL listens on."""
-        ways: Counter[str] = Counter()
-        for src, dst in claim.explained:
-            seen, place = self._found.seen.get((src, dst)), self._hosts[src].place
-            if seen is None or place is None or not seen.source or seen.source == place.address:
-                continue
-            named = [a.interface for a in self._hosts[src].addresses if a.address == seen.source]
-            if named and named[0] != place.interface:
-                ways[f"{self._hosts[src].name} leaves by {named[0]} ({seen.source})"] += 1
-        return {"leaves": "; ".join(way for way, _ in ways.most_common(3))} if ways else {}
 
     def _sizes(self, claim: Claim) -> dict[str, str]:
         either = {edge for src, dst in claim.explained for edge in ((src, dst), (dst, src))}
@@ -650,9 +491,3 @@ def _groups(hosts: Sequence[Facts], live: Sequence[int]) -> dict[str, dict[str, 
         groups["MTU"][str(place.mtu)].append(number)
         groups["family"][f"IPv{place.family}"].append(number)
     return {by: dict(named) for by, named in groups.items() if len(named) > 1}
-
-
-def _has_family(host: Facts, family: int) -> bool:
-    """Whether ``host`` has an address of ``family`` that leads beyond itself and its link."""
-    ends = (ipaddress.ip_address(each.address) for each in host.addresses if each.family == family)
-    return not all(each.is_loopback or each.is_link_local for each in ends)
