@@ -202,6 +202,11 @@ _BEGUN: _Signs = (
     # transformers reads a model; its datasets' bars are those of work that goes on.
     ((b">> loading ",), rb">> loading (?:weights|configuration) file "),
     ((b" examples/s]",), rb"%\|[^\n\r]{0,400}\d examples/s\]"),
+    # Lightning names its devices and ranks, and tries its validation first.
+    ((b"gpu available: ",), rb"\bGPU available: (?:True|False)\b"),
+    ((b"global_rank: ",), rb"Initializing distributed: GLOBAL_RANK: \d"),
+    ((b"local_rank: ",), rb"\bLOCAL_RANK: \d+ - CUDA_VISIBLE_DEVICES: \["),
+    ((b"sanity checking ",), rb"\bSanity Checking (?:DataLoader \d+)?: +\d+%"),
     # Trainers that say so before their first step.
     (
         (b"training start", b"training is start", b"training begins"),
