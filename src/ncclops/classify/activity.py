@@ -202,6 +202,8 @@ _BEGUN: _Signs = (
     # transformers reads a model; its datasets' bars are those of work that goes on.
     ((b">> loading ",), rb">> loading (?:weights|configuration) file "),
     ((b" examples/s]",), rb"%\|[^\n\r]{0,400}\d examples/s\]"),
+    # The curves of what a run logged, as wandb draws them at its end, whichever that was.
+    ((b"wandb: ",), rb"\bwandb: +[\w/@.-]+ (?:\xe2\x96[\x81-\x88]){2}"),
     # Lightning names its devices and ranks, and tries its validation first.
     ((b"gpu available: ",), rb"\bGPU available: (?:True|False)\b"),
     ((b"global_rank: ",), rb"Initializing distributed: GLOBAL_RANK: \d"),
