@@ -225,7 +225,7 @@ class TestCommandLine:
         [
             ("sofd=90s", "there is no 'sofd'; did you mean soft?"),
             ("soft=90", "'90' is not a duration"),
-            ("soft", "'' is not a duration"),
+            ("soft", "write it as NAME=TIME"),
             ("soft=0s", "must be positive"),
         ],
     )
