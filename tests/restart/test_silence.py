@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from ncclops.restart._endings import follows_from_abort
 from ncclops.restart._groups import recorder
 from ncclops.restart._groups.recorder import begun_operations
 from ncclops.restart._monitor.link import Page, Watch, create_page_fd
@@ -151,6 +152,11 @@ def test_an_operation_of_gloo_is_pending_until_all_have_begun_it_or_its_group_ha
     assert not recorder.has_pending_operation()
 
 
+IN_STORE = (
+    "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+    "store by key '0', but store->get('0') got error: Failed to recv, got 0 bytes. Connection was "
+    "likely closed. Did the remote server shutdown or crash?"
+)
 CLEAN_UPS: dict[str, str] = {
     "finally": "try:\n raise ValueError('own')\nfinally:\n wait()",
     "except": "try:\n raise ValueError('own')\nexcept ValueError:\n wait()\n raise",
@@ -200,17 +206,28 @@ def test_a_rank_whose_clean_up_waits_for_others_tells_what_it_has_raised(
     assert fault.summary == "ValueError: own, and its clean-up waited for other ranks"
 
 
+@pytest.mark.parametrize("ends_with", [None, "boom", IN_STORE])
 @pytest.mark.parametrize("named", [0, 1])
 @pytest.mark.parametrize("kind", [FaultKind.SOFT_TIMEOUT, FaultKind.HUNG])
-def test_a_clean_up_that_waited_explains_that_ranks_hang(kind: FaultKind, named: int) -> None:
-    """Where all wait, an observer of all ranks, and a timeout, name any of them."""
+def test_a_clean_up_that_waited_explains_that_ranks_hang(
+    kind: FaultKind, named: int, ends_with: str | None
+) -> None:
+    """Where all wait, an observer of all ranks, and a timeout, name any of them. What the clean-up
+    ends with came after the abort."""
     hang = Fault.observed(kind, named, 0, "all ranks wait")
-    hang = dataclasses.replace(hang, due_to_peer=kind is FaultKind.SOFT_TIMEOUT)
-    raised = Fault.of_exception(
-        ValueError("own"), FaultKind.EXCEPTION, initial_rank=1, rank=1, iteration=0
-    )
-    assert with_hidden_cause([hang], raised)[0] is raised
-    assert with_hidden_cause([hang], None) == [hang]
+    faults = [dataclasses.replace(hang, due_to_peer=kind is FaultKind.SOFT_TIMEOUT)]
+    of_rank = {"kind": FaultKind.EXCEPTION, "initial_rank": 1, "rank": 1, "iteration": 0}
+    raised = Fault.of_exception(ValueError("own"), **of_rank)  # type: ignore[arg-type]
+    if ends_with is not None:
+        ended = RuntimeError(ends_with)
+        faults.append(Fault.of_exception(ended, secondary=True, **of_rank))  # type: ignore[arg-type]
+    assert find_cause(with_hidden_cause(faults, raised)) is raised
+    assert with_hidden_cause(faults, None) == faults
+
+
+def test_a_connection_to_the_store_that_was_shut_down_is_no_fault_of_the_rank() -> None:
+    """As a rank's is, to end its wait there; torch names another type than where it is lost."""
+    assert follows_from_abort(RuntimeError(IN_STORE))
 
 
 MONITORED = "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 3000 ms"

@@ -318,7 +318,8 @@ def with_hidden_cause(faults: Sequence[Fault], *candidates: Fault | None) -> lis
         # Of many symptoms only the first is recorded with its stack, and that may be a victim's.
         known = dataclasses.replace(cause, traceback=found.traceback)
         return [known if fault is cause else fault for fault in faults]
-    if not (cause.lacks_a_peer or (cause.kind is FaultKind.HUNG and found.is_exception)):
+    came_later = cause.secondary or cause.kind is FaultKind.HUNG
+    if not (cause.lacks_a_peer or (found.is_exception and came_later)):
         return list(faults)
     if cause.kind is FaultKind.NCCL_ERROR and found.kind is FaultKind.SOFT_TIMEOUT:
         return list(faults)  # who is silent closes no connection: the network may have failed
