@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -122,9 +123,9 @@ def test_it_is_the_cause_where_none_was_silent_but_those_that_waited(also_silent
 
 
 @pytest.fixture
-def pending() -> Iterator[None]:
+def pending(starts_processes: None) -> Iterator[None]:
     """An operation of Gloo's that the other rank, of this process as well, has not begun."""
-    store = dist.HashStore()
+    store, before = dist.HashStore(), recorder.recorded_of_gloo().keys()
 
     def join(rank: int) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()
@@ -133,6 +134,14 @@ def pending() -> Iterator[None]:
 
     with ThreadPoolExecutor(2) as both:
         first, second = both.map(join, range(2))
+    for work in [each.allreduce([torch.ones(1)]) for each in (first, second)]:
+        work.wait()
+    while any(  # its end is recorded a moment later
+        status["last_completed_collective"] != status["last_enqueued_collective"]
+        for number, status in recorder.recorded_of_gloo().items()
+        if number not in before
+    ):
+        time.sleep(0.001)
     waiting = first.allreduce([torch.ones(1)])
     yield
     second.allreduce([torch.ones(1)]).wait()
@@ -140,11 +149,13 @@ def pending() -> Iterator[None]:
 
 
 @RECORDS_GLOO
+@pytest.mark.usefixtures("starts_processes")  # it waits a moment for Gloo's threads
 def test_an_operation_of_gloo_is_pending_until_all_have_begun_it_or_its_group_has_ended(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_newest_ended", -1)
     monkeypatch.setattr(recorder, "_pending_in_ended", {})
+    recorder.forget_ended()  # what other tests have left
     assert not recorder.has_pending_operation()
     request.getfixturevalue("pending")
     assert recorder.has_pending_operation()

@@ -46,11 +46,14 @@ _pending_in_ended: dict[Any, int] = {}
 
 
 def _pending_in_gloo() -> dict[Any, int]:
-    """The last operation that was begun in each group of Gloo's whose operations have not ended."""
+    """The last operation that was begun in each group of Gloo's whose operations have not ended.
+
+    Not of a group in which none has: whether this torch records the end is not known then.
+    """
     return {
         group: status["last_enqueued_collective"]
         for group, status in recorded_of_gloo().items()
-        if status["last_enqueued_collective"] > status["last_completed_collective"]
+        if -1 < status["last_completed_collective"] < status["last_enqueued_collective"]
     }
 
 
