@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed as dist
 
+from ncclops.restart._endings import follows_from_abort
+from ncclops.restart._groups import recorder
 from ncclops.restart._groups.recorder import begun_operations
 from ncclops.restart._monitor.link import Page, Watch, create_page_fd
 from ncclops.restart._silence import LastOperation, own_silence
 from ncclops.restart.agreement import Arrival
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
+from ncclops.restart.attribution import (
+    ExceededTimeout,
+    Fault,
+    FaultKind,
+    find_cause,
+    with_hidden_cause,
+)
 from ncclops.restart.ledger import FAULT, Ledger
 
 BEGUN = [["default_pg"], ("0", 5)]
+RECORDS_GLOO = pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"),
+    reason="this torch records nothing of Gloo",
+)
 # How the recorder is, and whether the rank has made groups in this iteration.
 KNOWN: dict[str, tuple[list[object], bool]] = {
     "no group yet": ([], False),
@@ -76,10 +93,7 @@ def test_it_says_nothing_where_others_cannot_have_waited_for_it(
     assert said(begun, main_thread, soft_s, had_groups=True) is None
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"),
-    reason="this torch records nothing of Gloo",
-)
+@RECORDS_GLOO
 @pytest.mark.usefixtures("has_groups")
 def test_an_operation_that_a_rank_begins_is_seen() -> None:
     before = begun_operations()
@@ -106,6 +120,125 @@ def test_it_is_the_cause_where_none_was_silent_but_those_that_waited(also_silent
     faults = ledger.whole_agreement(0)
     assert faults is not None
     assert faults.faults[0].initial_rank == (2 if also_silent else 1)
+
+
+@pytest.fixture
+def pending(starts_processes: None) -> Iterator[None]:
+    """An operation of Gloo's that the other rank, of this process as well, has not begun."""
+    store, before = dist.HashStore(), recorder.recorded_of_gloo().keys()
+
+    def join(rank: int) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return dist.ProcessGroupGloo(store, rank, 2, options)
+
+    with ThreadPoolExecutor(2) as both:
+        first, second = both.map(join, range(2))
+    for work in [each.allreduce([torch.ones(1)]) for each in (first, second)]:
+        work.wait()
+    while any(  # its end is recorded a moment later
+        status["last_completed_collective"] != status["last_enqueued_collective"]
+        for number, status in recorder.recorded_of_gloo().items()
+        if number not in before
+    ):
+        time.sleep(0.001)
+    waiting = first.allreduce([torch.ones(1)])
+    yield
+    second.allreduce([torch.ones(1)]).wait()
+    waiting.wait()
+
+
+@RECORDS_GLOO
+@pytest.mark.usefixtures("starts_processes")  # it waits a moment for Gloo's threads
+def test_an_operation_of_gloo_is_pending_until_all_have_begun_it_or_its_group_has_ended(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_newest_ended", -1)
+    monkeypatch.setattr(recorder, "_pending_in_ended", {})
+    recorder.forget_ended()  # what other tests have left
+    assert not recorder.has_pending_operation()
+    request.getfixturevalue("pending")
+    assert recorder.has_pending_operation()
+    recorder.forget_ended()
+    assert not recorder.has_pending_operation()
+
+
+IN_STORE = (
+    "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+    "store by key '0', but store->get('0') got error: Failed to recv, got 0 bytes. Connection was "
+    "likely closed. Did the remote server shutdown or crash?"
+)
+CLEAN_UPS: dict[str, str] = {
+    "finally": "try:\n raise ValueError('own')\nfinally:\n wait()",
+    "except": "try:\n raise ValueError('own')\nexcept ValueError:\n wait()\n raise",
+    "of a generator": "def steps():\n try:\n  raise ValueError('own')\n  yield\n finally:\n"
+    "  wait()\nlist(steps())",
+}
+NONE_OF_ITS_OWN: dict[str, str] = {
+    "nothing raised": "wait()",
+    "dealt with": "try:\n raise ValueError('own')\nexcept ValueError:\n wait()",
+    "of a peer": "try:\n raise RuntimeError('Connection closed by peer')\nfinally:\n wait()",
+    "it leaves": "try:\n raise SystemExit\nfinally:\n wait()",
+}
+
+
+@RECORDS_GLOO
+@pytest.mark.usefixtures("pending")
+@pytest.mark.parametrize("place", [*CLEAN_UPS, *NONE_OF_ITS_OWN])
+def test_a_rank_whose_clean_up_waits_for_others_tells_what_it_has_raised(
+    place: str, tmp_path: Path
+) -> None:
+    """All ranks wait then, and another one was named."""
+    program = tmp_path / "cleaning_up.py"
+    program.write_text({**CLEAN_UPS, **NONE_OF_ITS_OWN}[place])
+    waits, ends = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        ends.wait(60)
+
+    def run() -> None:
+        with contextlib.suppress(BaseException):
+            exec(compile(program.read_text(), program, "exec"), {"wait": wait})
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waits.wait(60)
+    page, last = Page(create_page_fd()), LastOperation()
+    page.soft_s, page.watch = 1e-9, Watch.SOFT_AND_HARD
+    fault = own_silence(page, thread.ident or 0, 1, last, had_groups=False)
+    ends.set()
+    thread.join()
+    if place in NONE_OF_ITS_OWN:
+        assert fault is None
+        return
+    assert fault is not None
+    assert (fault.kind, fault.initial_rank) == (FaultKind.EXCEPTION, 1)
+    assert fault.summary == "ValueError: own, and its clean-up waited for other ranks"
+
+
+@pytest.mark.parametrize("ends_with", [None, "boom", IN_STORE])
+@pytest.mark.parametrize("named", [0, 1])
+@pytest.mark.parametrize("kind", [FaultKind.SOFT_TIMEOUT, FaultKind.HUNG])
+def test_a_clean_up_that_waited_explains_that_ranks_hang(
+    kind: FaultKind, named: int, ends_with: str | None
+) -> None:
+    """Where all wait, an observer of all ranks, and a timeout, name any of them. What the clean-up
+    ends with came after the abort."""
+    hang = Fault.observed(kind, named, 0, "all ranks wait")
+    faults = [dataclasses.replace(hang, due_to_peer=kind is FaultKind.SOFT_TIMEOUT)]
+    of_rank = {"kind": FaultKind.EXCEPTION, "initial_rank": 1, "rank": 1, "iteration": 0}
+    raised = Fault.of_exception(ValueError("own"), **of_rank)  # type: ignore[arg-type]
+    if ends_with is not None:
+        ended = RuntimeError(ends_with)
+        faults.append(Fault.of_exception(ended, secondary=True, **of_rank))  # type: ignore[arg-type]
+    assert find_cause(with_hidden_cause(faults, raised)) is raised
+    assert with_hidden_cause(faults, None) == faults
+
+
+def test_a_connection_to_the_store_that_was_shut_down_is_no_fault_of_the_rank() -> None:
+    """As a rank's is, to end its wait there; torch names another type than where it is lost."""
+    assert follows_from_abort(RuntimeError(IN_STORE))
 
 
 MONITORED = "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 3000 ms"

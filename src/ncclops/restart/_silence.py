@@ -18,8 +18,10 @@ from torch import distributed
 
 from ncclops.restart._groups.recorder import has_pending_operation
 from ncclops.restart._instant import Instant
+from ncclops.restart._interrupt.handled import passes_through
 from ncclops.restart._monitor.link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.raised import comes_from_restart, is_due_to_peer
 from ncclops.restart.waiting import waits_for_peers
 
 
@@ -54,9 +56,10 @@ def own_silence(
     had_groups: bool,
 ) -> Fault | None:
     """The fault of this rank, if its main thread has not moved for half the soft timeout, or has
-    not pinged, or it has begun no operation for as long, and does not wait for its peers; or if it
-    destroys its groups. Where another rank has waited ``waited_s`` and no longer, half of that
-    without an operation is enough. Any thread."""
+    not pinged, or it has begun no operation for as long, and does not wait for its peers, or does
+    so in the clean-up after an exception of its own; or if it destroys its groups. Where another
+    rank has waited ``waited_s`` and no longer, half of that without an operation is enough. Any
+    thread."""
     soft_s, _ = page.timeouts()
     waited_s = soft_s if waited_s is None else min(waited_s, soft_s)
     by_ping = 0 < page.ping < page.main_beat
@@ -75,7 +78,7 @@ def own_silence(
         return None
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
     if waits_for_peers(stack) or has_pending_operation():
-        return None
+        return _of_clean_up(passes_through(main_thread, frame), initial_rank, page)
     if idle_s:
         detail = f"began no operation of its groups for {idle_s:.1f} s, in which others waited"
         if waited_s == soft_s:
@@ -100,3 +103,16 @@ def own_silence(
         traceback=stack,
         timeout=ExceededTimeout("soft", soft_s, round(silent_s, 3), clock),
     )
+
+
+def _of_clean_up(error: Exception | None, initial_rank: int, page: Page) -> Fault | None:
+    if error is None or is_due_to_peer(error) or comes_from_restart(error):
+        return None
+    fault = Fault.of_exception(
+        error,
+        FaultKind.EXCEPTION,
+        initial_rank=initial_rank,
+        rank=int(page.number),
+        iteration=int(page.iteration),
+    )
+    return replace(fault, summary=f"{fault.summary}, and its clean-up waited for other ranks")

@@ -305,18 +305,21 @@ def with_hidden_cause(faults: Sequence[Fault], *candidates: Fault | None) -> lis
     """``faults``, and the first of ``candidates`` that there is, if nothing else explains them.
 
     So it is when nothing is known but that ranks lost a peer or waited for one. A candidate is a
-    rank that hung and did not reach its own timeout, or that skipped a step, was done first and so
-    closed the connections that the others still needed.
+    rank that hung and did not reach its own timeout, whose clean-up after an exception waited for
+    others, or that skipped a step, was done first and so closed the connections that the others
+    still needed. Who observes all ranks cannot see such a clean-up, and names one that waits.
     """
     found = next((fault for fault in candidates if fault is not None), None)
     if found is None or not faults:
         return list(faults)
     cause = find_cause(faults)
-    if cause.initial_rank == found.initial_rank and cause.traceback is None:
+    is_same_rank = cause.initial_rank == found.initial_rank
+    if is_same_rank and cause.traceback is None and not found.is_exception:
         # Of many symptoms only the first is recorded with its stack, and that may be a victim's.
         known = dataclasses.replace(cause, traceback=found.traceback)
         return [known if fault is cause else fault for fault in faults]
-    if not cause.lacks_a_peer:
+    came_later = cause.secondary or cause.kind is FaultKind.HUNG
+    if not (cause.lacks_a_peer or (found.is_exception and came_later)):
         return list(faults)
     if cause.kind is FaultKind.NCCL_ERROR and found.kind is FaultKind.SOFT_TIMEOUT:
         return list(faults)  # who is silent closes no connection: the network may have failed

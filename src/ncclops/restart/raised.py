@@ -13,7 +13,7 @@ from ncclops.restart.exception import RankShouldRestart
 
 # What a rank sees when a peer of its collective has gone, in Gloo's and NCCL's messages.
 _PEER_IS_GONE = re.compile(
-    r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
+    r"closed by peer|connection (was (likely )?)?(reset|closed|refused)|broken pipe|"
     r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
     r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout|"
     r"failed to pass monitoredBarrier",

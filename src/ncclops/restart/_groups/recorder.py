@@ -10,16 +10,17 @@ import torch
 
 
 def has_pending_operation() -> bool:
-    """Whether an operation of NCCL has not ended, as torch's flight recorder knows it.
+    """Whether an operation has not ended, as torch's flight recorder knows it.
 
-    A thread that waits for the device is not in ``torch.distributed`` then, and waits for its peers
-    all the same. The recorder's counts do not tell: messages and collectives are numbered apart,
-    and counted together. Asks CUDA about operations that are pending.
+    A thread that waits for the device, in a backward pass or for an operation that it has begun
+    before, is not in ``torch.distributed`` then, and waits for its peers all the same. Of NCCL the
+    recorder's counts do not tell: messages and collectives are numbered apart, and counted
+    together. Asks CUDA about operations that are pending. Of Gloo collectives alone are recorded.
     """
     return any(
         operation["pg_id"] > _newest_ended or operation["process_group"][0] in outlive
         for operation in pending_operations()
-    )
+    ) or any(_pending_in_ended.get(group) != last for group, last in _pending_in_gloo().items())
 
 
 def pending_operations() -> Sequence[dict[str, Any]]:
@@ -40,6 +41,20 @@ def may_have_pending_operation() -> bool:
 _newest_ended = -1
 # The names of such groups that have not ended: see ``_groups.kept_beside``.
 outlive: set[str] = set()
+# What is pending for good in Gloo's groups that have ended.
+_pending_in_ended: dict[Any, int] = {}
+
+
+def _pending_in_gloo() -> dict[Any, int]:
+    """The last operation that was begun in each group of Gloo's whose operations have not ended.
+
+    Not of a group in which none has: whether this torch records the end is not known then.
+    """
+    return {
+        group: status["last_enqueued_collective"]
+        for group, status in recorded_of_gloo().items()
+        if -1 < status["last_completed_collective"] < status["last_enqueued_collective"]
+    }
 
 
 def recorded_groups() -> list[int]:
@@ -72,5 +87,5 @@ def recorded(
 
 def forget_ended() -> None:
     """The groups of the last iteration have ended: what they have pending stays so."""
-    global _newest_ended
-    _newest_ended = max(recorded_groups(), default=-1)
+    global _newest_ended, _pending_in_ended
+    _newest_ended, _pending_in_ended = max(recorded_groups(), default=-1), _pending_in_gloo()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from traceback import walk_stack, walk_tb
 from types import FrameType
 
 
@@ -18,22 +20,26 @@ def is_handled(earlier: BaseException, later: BaseException) -> bool:
 
     ``False`` also where the source cannot be read.
     """
-    caught = earlier.__traceback__
-    if caught is None:
+    return _is_handled_in(walk_tb(later.__traceback__), earlier)
+
+
+def passes_through(thread: int, frame: FrameType) -> Exception | None:
+    """The exception that ``thread``, which is in ``frame``, is still to let out: it runs what is to
+    be done before, in a ``finally``, an ``__exit__`` or an ``except`` that raises it again."""
+    current = sys._current_exceptions().get(thread)
+    error = current[1] if isinstance(current, tuple) else current  # 3.11: sys.exc_info()
+    if not isinstance(error, Exception) or _is_handled_in(walk_stack(frame), error):
+        return None
+    return error
+
+
+def _is_handled_in(places: Iterable[tuple[FrameType, int]], error: BaseException) -> bool:
+    if (caught := error.__traceback__) is None:
         return False
     frame = caught.tb_frame  # the outermost that it has reached: where it was caught
-    line = _line_in(frame, later)
+    line = next((line for each, line in places if each is frame), None)
     clause = None if line is None else _innermost_handler(frame, line)
     return clause is not None and line is not None and _ends(clause.body, line) != {_RAISES}
-
-
-def _line_in(frame: FrameType, error: BaseException) -> int | None:
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame is frame:
-            return trace.tb_lineno
-        trace = trace.tb_next
-    return None
 
 
 def _innermost_handler(frame: FrameType, line: int) -> ast.ExceptHandler | None:
