@@ -93,6 +93,14 @@ def test_the_others_go_on_without_a_rank_that_the_restart_core_looked_after(made
 
 
 @in_place
+def test_no_other_rank_goes_on_without_one_that_has_become_another_program(made: Made) -> None:
+    made.team.entered = made.team.by_themselves = {0, 1, 2, 3}
+    assert blamed(made.end(rank1=BAD)) == 1
+    assert made.team.ends_all(made.team.workers[1])
+    assert blamed(made.end(rank0=GOOD, rank2=GOOD, rank3=GOOD)) == 1
+
+
+@in_place
 def test_once_the_restart_core_has_given_up_any_failure_ends_the_attempt(made: Made) -> None:
     made.team.entered = {0, 1, 2, 3}
     made.end(rank1=BAD)

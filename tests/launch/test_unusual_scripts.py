@@ -113,6 +113,21 @@ def test_closed_streams_are_no_reason_to_fail(closed: str, script: Script, tmp_p
     assert done.returncode == 0
 
 
+@pytest.mark.slow
+def test_scripts_that_become_other_programs_are_judged_by_how_all_of_these_end(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    """As to set a variable of the loader. Restarts in place do not look after the new programs."""
+    source = (
+        "import os, sys\n"
+        "ends = 'import os, sys, time; time.sleep(1); sys.exit(7 * int(os.environ[\"RANK\"]))'\n"
+        "os.execv(sys.executable, [sys.executable, '-c', ends])\n"
+    )
+    done = ncclops("launch", "--nproc-per-node", "2", script(source))
+    assert done.returncode == 1
+    assert only_run().verdict["reason"].startswith("rank 1 exited with code 7")
+
+
 @pytest.mark.extended
 def test_a_transient_fault_after_choosing_a_start_method(
     ncclops: Ncclops, script: Script, only_run: OnlyRun

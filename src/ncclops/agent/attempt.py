@@ -478,8 +478,16 @@ class RunningAttempt:
         own = {worker.pid for worker in self.team.running()}
         return own if self._server is None else own | {self._server.process.pid}
 
+    def _on_commands_closed(self, worker: workers.Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.commands)
+        self._context.collect()
+        if worker.rank not in self.team.bootstrapped and worker.runs_another_program():
+            log.warning("rank %d has become another program: nothing restarts it", worker.rank)
+            self.team.by_themselves.add(worker.rank)
+
     def _on_worker_end(self, worker: workers.Worker) -> None:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
+        asyncio.get_running_loop().remove_reader(worker.commands)
         ended = worker.reap()
         log.info("rank %d (pid %d) %s", worker.rank, worker.pid, ended.describe())
         self._context.collect()  # before its end is judged: it may just have taken its place
@@ -621,5 +629,7 @@ class RunningAttempt:
     def _spawn(self, rank: int, environ: Mapping[str, str], server: ForkServer | None) -> None:
         worker = self._starts.spawn(rank, environ, server)
         self.team.workers.append(worker)
-        asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))
+        loop.add_reader(worker.commands, partial(self._on_commands_closed, worker))
         self._starts.record(worker)

@@ -24,6 +24,8 @@ class Team:
     ended: list[Worker] = field(default_factory=list)  # in the order in which they ended
     asked_to_stop: set[int] = field(default_factory=set)  # ranks that ended only after we asked
     entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
+    # Ranks whose processes have become other programs (exec) before that: nothing restarts them.
+    by_themselves: set[int] = field(default_factory=set)
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
@@ -148,9 +150,10 @@ class Team:
         if self.restarts_in_process and not self.is_over():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
-            failed = [w for w in failed if w.rank not in self.entered or self.escalation]
+            failed = [w for w in failed if self.ends_all(w) or self.escalation]
         elif self.restarts_in_process and len(failed) < len(self.ended):
-            return None  # the job was finished by those that were left
+            # The job was finished by those that were left; they knew nothing of these.
+            failed = [worker for worker in failed if worker.rank in self.by_themselves]
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]
         return next(iter(blamed + failed), None)
 
@@ -171,7 +174,8 @@ class Team:
         Under in-process restart the others go on without it, on this node or elsewhere, once it
         had reached the point from which they can.
         """
-        return not self.restarts_in_process or worker.rank not in self.entered
+        looked_after = self.entered - self.by_themselves
+        return not self.restarts_in_process or worker.rank not in looked_after
 
     def note_memory(self, worker: Worker, told: str | None, *, is_ruled_out: bool = False) -> None:
         """``told`` is that the OOM killer has ended a process, once ``worker`` has ended; of one

@@ -21,7 +21,7 @@ from ncclops.agent.forked import ForkedProcess
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.exhausted import described
-from ncclops.host import process_tree
+from ncclops.host import process_tree, process_view
 from ncclops.process_ends import describe_exit, exit_status, signal_name
 from ncclops.record import worker_commands
 from ncclops.record.regular_file import append_regular
@@ -123,7 +123,7 @@ class Worker:
     ) -> None:
         self.rank = rank
         self.forked = isinstance(process, ForkedProcess)
-        self._commands = commands
+        self.commands = commands
         self.pid = process.pid
         self.exit: Exit | None = None
         self.started = time.monotonic()
@@ -179,7 +179,7 @@ class Worker:
         False if it has ended, or does not read its commands.
         """
         try:
-            self._commands.send(worker_commands.encode(command))
+            self.commands.send(worker_commands.encode(command))
         except OSError:
             return False
         return True
@@ -190,6 +190,14 @@ class Worker:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signum)
 
+    def runs_another_program(self) -> bool:
+        """Whether it has called exec: its end of the socket is closed, and it is not ending."""
+        with suppress(ConnectionResetError):  # closed with a command unread
+            if self.commands.recv(1):
+                return False
+        stat = process_view.read_stat(Path("/proc", str(self.pid)))
+        return stat is not None and not stat.is_ending
+
     def reap(self) -> Exit:
         """Record how the worker ended; call when its pidfd says that it has."""
         code = self._process.wait()
@@ -199,7 +207,7 @@ class Worker:
         else:
             self.exit = Exit(None, signal_name(-code))
         os.close(self.pidfd)
-        self._commands.close()
+        self.commands.close()
         return self.exit
 
 

@@ -13,6 +13,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # A training process may have hundreds; the first ones are the main thread and what started early.
 _MOST_THREADS = 128
+# Of a process that is ending, in Linux's include/linux/sched.h: its files close one by one.
+_PF_EXITING = 0x4
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -29,11 +31,13 @@ _STATES = {
 class Stat:
     """A line of ``/proc/<pid>/stat``; CPU times in seconds, ``started_ticks`` since boot.
 
-    ``wait_status`` is how a process that has ended did so, while it has not been reaped.
+    ``is_ending``: it has begun to, or has ended. ``wait_status`` is how a process that has ended
+    did so, while it has not been reaped.
     """
 
     name: str
     state: str
+    is_ending: bool
     user_s: float
     system_s: float
     started_ticks: int
@@ -51,6 +55,7 @@ def read_stat(path: Path) -> Stat | None:
     return Stat(
         name=head.partition("(")[2],
         state=fields[0],
+        is_ending=bool(int(fields[6]) & _PF_EXITING),
         user_s=int(fields[11]) / _TICKS_PER_S,
         system_s=int(fields[12]) / _TICKS_PER_S,
         started_ticks=int(fields[19]),
