@@ -140,6 +140,18 @@ def test_losses_are_no_rule_for_ports() -> None:
     assert (cause.kind, cause.shape, cause.a) == ("loss", "host", (2,))
 
 
+def test_ports_that_accept_and_never_answer_are_one_cause() -> None:
+    """A rule that drops what carries data to all ports but MASTER_PORT: nothing fails at random."""
+    seen = {
+        (src, 3): Seen(
+            dst=3, failed=dict.fromkeys((3, 9, 14, 22, 25), "silent"), passed=(0,), repeated=True
+        )
+        for src in (0, 1, 2, 4)
+    }
+    (cause,) = judged(map(host, range(5)), seen).causes
+    assert (cause.kind, cause.shape, cause.hosts) == ("ports", "host-in", (3,))
+
+
 @pytest.mark.parametrize("never", [(), (1, 3)], ids=["some-passed", "none-from-two"])
 def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ...]) -> None:
     """As a rule that counts them: the first ones have passed, and none does at the second look."""
