@@ -169,6 +169,22 @@ def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ..
     assert "the first ones have passed" in told.what
 
 
+def test_large_packets_that_are_lost_between_one_host_and_some_are_one_cause() -> None:
+    """A port of the switch with a small MTU: what comes from other subnets is told of it by ICMP."""
+    seen = {
+        edge: Seen(
+            dst=edge[1],
+            failed=dict.fromkeys((1, 9, 14, 22), "large-out"),
+            passed_mtu=576,
+            beyond_mtu=1280,
+        )
+        for edge in ((3, 4), (4, 3), (4, 5), (5, 4))
+    }
+    (cause,) = judged((host(number, net=number // 3) for number in range(N)), seen).causes
+    assert (cause.kind, cause.a, cause.b, cause.edges) == ("mtu", (4,), (3, 5), 4)
+    assert not cause.hosts
+
+
 def test_an_edge_of_which_nobody_has_looked_why_is_not_known_to_work() -> None:
     seen = {(src, 2): dead(2) for src in (1, 3)}
     for src in (0, 4):

@@ -179,7 +179,7 @@ class _Look:
         sizes = self._claims(
             large, lambda edge: edge in not_known and edge[::-1] in not_known | large
         )
-        made += [self._cause("large", claim) for claim in sizes]
+        made += [self._cause("large", claim) for claim in self._with_stars("large", sizes)]
         made += ending
         chance |= inside
         lost |= chance
