@@ -170,7 +170,7 @@ def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ..
 
 
 def test_large_packets_that_are_lost_between_one_host_and_some_are_one_cause() -> None:
-    """A port of the switch with a small MTU: what comes from other subnets is told of it by ICMP."""
+    """A switch's port with a small MTU: what comes from other subnets is told of it by ICMP."""
     seen = {
         edge: Seen(
             dst=edge[1],

@@ -77,8 +77,8 @@ class States:
         return self.blocked.get(edge, set()) if edge in self.loss | self.flaky else failed
 
     def lost_at_random(self, edge: Edge) -> int:
-        """How many connections of ``edge``, which loses some, have failed for no rule for ports: also
-        those that there was no time to repeat."""
+        """How many connections of ``edge``, which loses some, have failed for no rule for ports:
+        also those that there was no time to repeat."""
         seen = self.seen[edge]
         chance = {slot for slot, how in seen.failed.items() if how in LOST}
         return seen.lost + len(chance.difference(seen.unanswered, self.blocked.get(edge, ())))
