@@ -73,7 +73,7 @@ async def _probes() -> tuple[float, float]:
             for number in numbers:
                 found = await probe(
                     "127.0.0.1",
-                    listener.ports[1 + number % 4],
+                    listener.ports[1 + number % (len(listener.ports) - 1)],
                     own_uid=_UID,
                     place=place,
                     pings=pings,

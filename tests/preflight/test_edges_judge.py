@@ -140,6 +140,18 @@ def test_losses_are_no_rule_for_ports() -> None:
     assert (cause.kind, cause.shape, cause.a) == ("loss", "host", (2,))
 
 
+def test_ports_that_accept_and_never_answer_are_one_cause() -> None:
+    """A rule that drops what carries data to all ports but MASTER_PORT: nothing fails at random."""
+    seen = {
+        (src, 3): Seen(
+            dst=3, failed=dict.fromkeys((3, 9, 14, 22, 25), "silent"), passed=(0,), repeated=True
+        )
+        for src in (0, 1, 2, 4)
+    }
+    (cause,) = judged(map(host, range(5)), seen).causes
+    assert (cause.kind, cause.shape, cause.hosts) == ("ports", "host-in", (3,))
+
+
 @pytest.mark.parametrize("never", [(), (1, 3)], ids=["some-passed", "none-from-two"])
 def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ...]) -> None:
     """As a rule that counts them: the first ones have passed, and none does at the second look."""
@@ -155,6 +167,22 @@ def test_a_host_that_takes_no_more_connections_is_one_cause(never: tuple[int, ..
     assert verdict.excluded == ["n2"]
     (told,) = tell(verdict)
     assert "the first ones have passed" in told.what
+
+
+def test_large_packets_that_are_lost_between_one_host_and_some_are_one_cause() -> None:
+    """A switch's port with a small MTU: what comes from other subnets is told of it by ICMP."""
+    seen = {
+        edge: Seen(
+            dst=edge[1],
+            failed=dict.fromkeys((1, 9, 14, 22), "large-out"),
+            passed_mtu=576,
+            beyond_mtu=1280,
+        )
+        for edge in ((3, 4), (4, 3), (4, 5), (5, 4))
+    }
+    (cause,) = judged((host(number, net=number // 3) for number in range(N)), seen).causes
+    assert (cause.kind, cause.a, cause.b, cause.edges) == ("mtu", (4,), (3, 5), 4)
+    assert not cause.hosts
 
 
 def test_an_edge_of_which_nobody_has_looked_why_is_not_known_to_work() -> None:

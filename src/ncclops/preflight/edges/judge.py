@@ -139,8 +139,10 @@ class _Look:
         doubtful = (found.unsure - answers - beside) | found.flaky | waiting
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
-        # A host that stood still for some seconds has failed once, and lost nothing at random.
-        losses = [each for each in losses if each.explained & (found.loss | found.stalled)]
+        # A host that stood still for some seconds has failed once, and lost nothing at random; nor
+        # has one of which all that failed is blocked by a rule for ports.
+        at_random = {each for each in found.loss if found.lost_at_random(each)} | found.stalled
+        losses = [each for each in losses if each.explained & at_random]
         chance = self._within(losses)
         packets = self._packets(lost)
         inside = self._within(packets)
@@ -177,7 +179,7 @@ class _Look:
         sizes = self._claims(
             large, lambda edge: edge in not_known and edge[::-1] in not_known | large
         )
-        made += [self._cause("large", claim) for claim in sizes]
+        made += [self._cause("large", claim) for claim in self._with_stars("large", sizes)]
         made += ending
         chance |= inside
         lost |= chance
@@ -390,7 +392,7 @@ class _Look:
             # What failed by chance was tried again: those connections count as well.
             tried = sum(len(each.failed) + len(each.passed) + each.lost for each in looked)
             tried -= sum(len(blocked[each]) for each in edges & blocked.keys())
-            lost = sum(states.failing(self._found.seen[e], blocked.get(e, ())) for e in edges)
+            lost = sum(map(self._found.lost_at_random, edges))
             facts["lost"], facts["tried"] = str(lost), str(tried)
             facts["sent"] = str(sum(each.sent for each in looked))
             facts["resent"] = str(sum(each.resent for each in looked))

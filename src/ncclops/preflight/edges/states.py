@@ -76,6 +76,13 @@ class States:
         failed = self.seen[edge].failed
         return self.blocked.get(edge, set()) if edge in self.loss | self.flaky else failed
 
+    def lost_at_random(self, edge: Edge) -> int:
+        """How many connections of ``edge``, which loses some, have failed for no rule for ports:
+        also those that there was no time to repeat."""
+        seen = self.seen[edge]
+        chance = {slot for slot, how in seen.failed.items() if how in LOST}
+        return seen.lost + len(chance.difference(seen.unanswered, self.blocked.get(edge, ())))
+
 
 def settle(
     hosts: tuple[Facts, ...],
@@ -284,13 +291,6 @@ def losses(seen: Seen) -> int:
     asked = seen.failed.keys() - {*seen.unanswered} if seen.passed else ()
     hung = sum(seen.failed[slot] == "silent" for slot in asked)
     return seen.lost + hung
-
-
-def failing(seen: Seen, blocked: Collection[int] = ()) -> int:
-    """How many connections of an edge that loses some have failed: also those that there was no
-    time to repeat, but for ``blocked`` ones."""
-    chance = [slot for slot, how in seen.failed.items() if how in LOST]
-    return seen.lost + len({*chance}.difference(seen.unanswered, blocked))
 
 
 def _resends(seen: Seen) -> bool:
