@@ -934,3 +934,11 @@ def test_large_packets_that_passed_among_losses_may_have_passed_in_small_ones() 
     seen = bad | {edge: passing(edge[1], 18) for edge in ((1, 4), (4, 1), (1, 5), (5, 1))}
     sizes = [each for each in failures(judged(map(host, range(N)), seen)) if each.kind == "mtu"]
     assert [(each.shape, each.a) for each in sizes] == [("host-out", (1,))]
+
+
+def test_ports_that_fail_last_where_most_connections_are_lost_are_no_rule_for_ports() -> None:
+    """As under a rule that lets so many connections a second pass: at first all do."""
+    first = {(src, 2): ports_seen(2, range(22, 28), {}) for src in (0, 1, 3, 4, 5)}
+    again = {edge: msgspec.structs.replace(seen, lost=16) for edge, seen in first.items()}
+    verdict = judged(map(host, range(N)), first, again)
+    assert {each.kind for each in verdict.causes} == {"loss"}

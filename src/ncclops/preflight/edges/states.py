@@ -215,7 +215,7 @@ def _block(
     """Note which slots of ``edges`` fail for a rule for ports, while others are lost at random: the
     longest run of ports that have failed in both rounds, on edges where chance would not do that.
     """
-    first, again = looks
+    _, again = looks
     beyond = sorted({hosts[e[1]].ports[slot] for e in edges for slot in states.seen[e].passed})
     runs: dict[int, dict[Edge, set[int]]] = defaultdict(lambda: defaultdict(set))
     for edge in edges:
@@ -225,8 +225,7 @@ def _block(
     longest = max(runs.values(), key=lambda run: sum(map(len, run.values())), default={})
     chances = dict[Edge, float]()
     for edge, slots in longest.items():
-        lost, passed = {*first[edge].failed} - slots, {*first[edge].passed} - slots
-        share = max(LEAST_LOST, len(lost) / max(1, len(lost) + len(passed)))
+        share = max(LEAST_LOST, *(_share_lost(look[edge], slots) for look in looks))
         if (chance := share ** len(slots)) < _UNLIKELY:
             chances[edge] = chance
     if not beyond or math.prod(chances.values()) * len(beyond) >= CHANCE:
@@ -235,6 +234,12 @@ def _block(
         states.blocked.setdefault(edge, set()).update(longest[edge])
         states.ports.add(edge)
         states.unsure.discard(edge)
+
+
+def _share_lost(seen: Seen, beside: Collection[int]) -> float:
+    """How much of what was tried ``beside`` those slots was lost, also if it passed at last."""
+    lost, passed = len({*seen.failed}.difference(beside)) + seen.lost, {*seen.passed}
+    return lost / max(1, len(passed.difference(beside)) + lost - seen.lost)
 
 
 def _is_one_range(hosts: tuple[Facts, ...], states: States, edges: Collection[Edge]) -> bool:
