@@ -317,6 +317,22 @@ def test_a_server_that_keeps_ending_is_not_restarted_and_that_is_reported(agent:
     assert "server.log" in agent.said[0]
 
 
+def test_where_the_run_directory_was_moved_away_before_it_starts_clients_are_refused(
+    agent: Agent,
+) -> None:
+    """They do not wait at a socket that nobody serves."""
+    moved = agent.run.rename(agent.run.with_name("moved"))
+    with control_address.connect_unix(moved, LIMIT_S) as client:
+        try:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(100) == b""
+        except ConnectionError:
+            pass  # reset, or closed before it was written
+    assert agent.said
+    with pytest.raises(OSError):
+        control_address.connect_unix(moved, LIMIT_S)
+
+
 def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent, one_agent: Agent) -> None:
     agent.request("GET", "/healthz")
     leftover = subprocess.Popen(["sleep", "600"])

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ncclops.control.commands import ControlRefused, Controls, parse_command, run_command
 from ncclops.exhausted import described
@@ -71,12 +71,16 @@ class ControlServer:
             self._serving.cancel()
             await asyncio.wait([self._serving])
             self._serving = None
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._refuse_clients()
         control_address.remove_socket(self._run_dir)
         with suppress(OSError):
             RunPaths(self._run_dir).token.unlink()
+
+    def _refuse_clients(self) -> None:
+        """From now on: in a queue that nobody serves they would wait."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     async def _first_client(self) -> None:
         """Return when a client has come, or after a while."""
@@ -101,6 +105,7 @@ class ControlServer:
                     process, reader, writer = await self._start_process()
                 except OSError as error:
                     self._say(f"the control plane cannot be started: {described(error)}")
+                    self._refuse_clients()
                     return
                 kept = KeptRunning(process, "the server of the control plane")
                 try:
@@ -112,13 +117,21 @@ class ControlServer:
         finally:
             self._end_process()  # also where the run ended while its link was being opened
         self._say(f"the control plane ended {_MOST_STARTS} times: {self._log()}")
+        self._refuse_clients()
+
+    def _open_log(self) -> BinaryIO:
+        """Where the run directory has been moved away, nothing is kept of what the server says."""
+        try:
+            return append_regular(self._log())
+        except OSError:
+            return Path(os.devnull).open("wb")
 
     async def _start_process(
         self,
     ) -> tuple[subprocess.Popen[bytes], asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *(listener.fileno() for listener in self._listeners)]
-        with theirs, append_regular(self._log()) as output:
+        with theirs, self._open_log() as output:
             self._process = process = subprocess.Popen(
                 [
                     sys.executable,
