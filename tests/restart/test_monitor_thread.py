@@ -12,6 +12,7 @@ from torch.distributed import HashStore
 from ncclops.restart._instant import Instant
 from ncclops.restart._interrupt.main_thread import Interrupter
 from ncclops.restart.abort import Abort
+from ncclops.restart.agreement import Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_thread import Aborted, MonitorThread
@@ -65,4 +66,7 @@ def test_an_abort_that_raises_has_ended_as_well(error: Exception | None) -> None
     thread.watch(3, STATE)
     assert isinstance(thread.messages.get(timeout=20), Aborted)
     assert noted == [(3, True), (3, False)]
-    thread.stop(0)  # a HashStore cannot be told to give up: it ends when the agreement is overdue
+    # It waits for an agreement, and in the store: a thread that Python's end finds there aborts it.
+    Ledger(store, 1).arrive(3, Arrival(0, 0, 1), [])
+    thread.stop(20)
+    assert "ncclops-monitor" not in {each.name for each in threading.enumerate()}
