@@ -63,6 +63,7 @@ def told(text: str, *replaced: tuple[str, str]) -> str:
     text = re.sub(r"after \d+\.\d+s", "after Ns", text)
     text = re.sub(r"^ncclops: goodput: .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\d+ frames? in torch", "N frames in torch", text)
+    text = text.replace("Error: addmm: mat1", "Error: mat1")  # since torch 2.15
     text = re.sub(r'File "\S+/train.py"', 'File "train.py"', text)
     for pattern, words in replaced:
         text = re.sub(pattern, words, text)
