@@ -69,7 +69,10 @@ class KeptGroup:
 
     def find_gloo(self, threads: set[int], recorded: set[Any]) -> None:
         """Of Gloo: there were these threads and numbers before it was made, and used."""
-        new_threads = gloo_sockets.gloo_threads() - threads
+        for _ in range(_LOOKS):  # a thread names itself, and a group of one rank waits for nobody
+            if new_threads := gloo_sockets.gloo_threads() - threads:
+                break
+            time.sleep(_BETWEEN_LOOKS_S)
         new_numbers = set(recorded_of_gloo()) - recorded
         if len(new_numbers) != 1:
             self.why_not = _NOT_RECORDED
