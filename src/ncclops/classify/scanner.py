@@ -35,16 +35,7 @@ from ncclops.classify.matched_lines import (
     writer,
     writers,
 )
-from ncclops.classify.model import (
-    EXITS,
-    HANGS,
-    Evidence,
-    Hit,
-    Report,
-    Signature,
-    Stamp,
-    Stats,
-)
+from ncclops.classify.model import EXITS, HANGS, Evidence, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
 from ncclops.classify.verdicts import verdict_by_words

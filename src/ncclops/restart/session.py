@@ -228,8 +228,14 @@ class Session:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
         self._last_operation.look(begun_operations())
-        last = self._last_operation, waited_s
-        return own_silence(page, self._main_thread, self._rank, *last, had_groups=had_groups)
+        return own_silence(
+            page,
+            self._main_thread,
+            self._rank,
+            self._last_operation,
+            waited_s,
+            had_groups=had_groups,
+        )
 
     def _at_each_tick(self) -> None:
         """Watchdog thread."""

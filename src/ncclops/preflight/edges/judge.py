@@ -242,8 +242,10 @@ class _Look:
     def _may_be_chance(self, edge: Edge, share: float) -> bool:
         """Whether ``edge`` fails as one does that loses that share of its connections."""
         seen = self._found.seen.get(edge)
-        if seen is None or edge in self._found.blocked:
-            return seen is None
+        if seen is None:
+            return True
+        if edge in self._found.blocked:
+            return False
         is_likely = edge not in self._found.dead or share ** len(seen.failed) > states.CHANCE
         return is_likely and {*seen.failed.values()} <= {*states.LOST}
 
