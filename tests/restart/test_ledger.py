@@ -96,10 +96,10 @@ def test_one_outcome_wins(connect: Callable[[], dist.Store]) -> None:
     one, other = Ledger(connect(), 2), Ledger(connect(), 2)
     one.record_completion(0, 0, 1, Fault.of_early_return(0, 0, 0))
     other.record_fault(0, fault(1))
-    assert one.wait_for_outcome(0, SOON) == ledgers.COMPLETED
+    assert one.wait_for_outcome(0, SOON) == (ledgers.COMPLETED, None)
     other.record_fault(1, fault(1))
     one.record_completion(1, 0, 1, Fault.of_early_return(0, 0, 1))
-    assert other.wait_for_outcome(1, SOON) == ledgers.FAULT
+    assert other.wait_for_outcome(1, SOON) == (ledgers.FAULT, None)
 
 
 def test_the_rank_that_completes_the_barrier_plans_for_all(

@@ -152,7 +152,7 @@ def test_few_ranks_read_what_all_groups_have_counted() -> None:
 
     come(store, ranks, complete)
     assert 0 < store.keys_read < most
-    assert Ledger(store, ranks).wait_for_outcome(0, SOON) == "completed"
+    assert Ledger(store, ranks).wait_for_outcome(0, SOON) == ("completed", None)
 
 
 def test_the_first_exception_keeps_its_traceback_however_many_follow() -> None:

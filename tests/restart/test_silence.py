@@ -255,11 +255,11 @@ def test_who_was_late_is_the_cause_where_the_others_have_a_shorter_timeout(
         RuntimeError(text), FaultKind.EXCEPTION, initial_rank=0, rank=0, iteration=0
     )
     ledger.record_fault(0, raised)
-    told, _, waited = ledger.wait_for_outcome(0, timedelta(seconds=5)).partition(" ")
-    assert (told, waited) == (FAULT, "3.0")
+    told, waited_s = ledger.wait_for_outcome(0, timedelta(seconds=5))
+    assert (told, waited_s) == (FAULT, 3.0)
     page, last = Page(create_page_fd()), LastOperation()
     page.soft_s, page.watch, page.main_beat = 600.0, Watch.SOFT_AND_HARD, Page.now() + 60
-    assert own_silence(page, main_thread, 1, last, float(waited), had_groups=False) is None
+    assert own_silence(page, main_thread, 1, last, waited_s, had_groups=False) is None
     late = own_silence(page, main_thread, 1, last, 1e-9, had_groups=False)
     assert late is not None
     assert "call.phase()" not in late.summary, "the timeout is not one of ours"

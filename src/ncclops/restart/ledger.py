@@ -295,10 +295,11 @@ class Ledger:
         left |= {fault.initial_rank for fault in faults if fault.kind is FaultKind.EXCEPTION}
         return not left.isdisjoint(awaited)
 
-    def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
-        """Block until the iteration is decided; ``COMPLETED``, or ``FAULT`` and how long a rank has
-        waited, if that is known."""
-        return self._store.wait_long(f"{iteration}/outcome", timeout)
+    def wait_for_outcome(self, iteration: int, timeout: timedelta) -> tuple[str, float | None]:
+        """Block until the iteration is decided: ``COMPLETED`` or ``FAULT``, and how many seconds a
+        rank has waited, if that is known."""
+        outcome, _, waited_s = self._store.wait_long(f"{iteration}/outcome", timeout).partition(" ")
+        return outcome, float(waited_s) if waited_s else None
 
     # --- the barrier between iterations -------------------------------------------------------
 

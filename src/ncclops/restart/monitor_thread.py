@@ -166,13 +166,13 @@ class MonitorThread:
 
     def _perform(self, task: _Task) -> None:
         if task.state is not None:
-            outcome = self._wait_for_outcome(task.iteration)
+            outcome, waited_s = self._wait_for_outcome(task.iteration)
             if outcome == COMPLETED:
                 self.messages.put(Completed())
                 return
             seen_at = time.monotonic()
             self.fault_seen_in = task.iteration
-            self._note_own_silence(task.iteration, outcome)
+            self._note_own_silence(task.iteration, waited_s)
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
             collect_s = self._collect(task.iteration)
@@ -183,7 +183,7 @@ class MonitorThread:
         )
         self.messages.put(Agreed(agreement, placement))
 
-    def _wait_for_outcome(self, iteration: int) -> str:
+    def _wait_for_outcome(self, iteration: int) -> tuple[str, float | None]:
         while True:
             started = time.monotonic()
             try:
@@ -192,11 +192,10 @@ class MonitorThread:
                 if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
                     raise
 
-    def _note_own_silence(self, iteration: int, outcome: str) -> None:
+    def _note_own_silence(self, iteration: int, waited_s: float | None) -> None:
         """While the main thread is still where it was."""
         with logged("looking at this rank's own progress"):
-            _, _, waited = outcome.partition(" ")
-            if (fault := self._own_silence(float(waited) if waited else None)) is not None:
+            if (fault := self._own_silence(waited_s)) is not None:
                 self._ledger.note_silent(iteration, fault)
 
     def _collect(self, iteration: int) -> float:
