@@ -392,6 +392,68 @@ def test_the_last_run_in_a_file_decides(runs: list[str], class_: str, said: str 
     )
 
 
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def counted(stop: int, name: str = "step", start: int = 0) -> str:
+    return "\n".join(f"{name} {n} loss {9 - n / 99:.3f}" for n in range(start, stop))
+
+
+@pytest.mark.parametrize(
+    ("runs", "class_", "said"),
+    [
+        ([counted(40), ILLEGAL, counted(4)], "no-failure-seen", None),
+        ([counted(40), ILLEGAL, counted(4), "KeyError: 'mask'"], "user-error", None),
+        ([counted(40), ILLEGAL, GAVE_UP, counted(4)], "no-failure-seen", LAST),
+        ([counted(40), GAVE_UP, counted(1), NO_MEMORY], "gpu-oom", LAST),
+        # The counter has not gone back, or was not far enough for it to be another rank's.
+        ([counted(40), ILLEGAL, counted(44, start=40)], "cuda-error", None),
+        ([counted(4), ILLEGAL, counted(4)], "cuda-error", None),
+        # A part of the run that goes on on other ranks.
+        ([counted(40), ILLEGAL, counted(4, "eval step")], "cuda-error", None),
+        ([counted(40), ILLEGAL, counted(4, "epoch 2 step")], "cuda-error", None),
+        ([counted(40), ILLEGAL, counted(4, "batch")], "cuda-error", None),
+    ],
+)
+def test_a_counter_that_goes_back_to_the_first_step_begins_a_run(
+    runs: list[str], class_: str, said: str | None
+) -> None:
+    report = classify("\n".join(runs) + "\n")
+    assert report.verdict.class_ == class_
+    assert [note.split(", ")[-1] for note in report.notes] == ([said] if said else [])
+
+
+def test_a_counter_that_goes_back_is_seen_however_the_output_is_cut() -> None:
+    log = "\n".join([counted(40), ILLEGAL, GAVE_UP, counted(4), ""]).encode()
+    scanner = Scanner()
+    for at in range(0, len(log), 7):
+        scanner.feed(None, "log", log[at : at + 7])
+        scanner.verdict()
+    report = scanner.verdict()
+    assert report.verdict.class_ == "no-failure-seen"
+    assert "log:44: another run of the job begins" in report.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"step": 0, "loss": 0.0}',
+        '{"loss": 0.0, "epoch": 0, "step": 0}',
+        '{"global_step": 0, "best_loss": null}',
+        "TrainerState(step=0, loss=0.0, lr=1e-4)",
+    ],
+)
+def test_a_state_that_no_step_has_changed_is_no_step(state: str) -> None:
+    assert classify(state * 2 + "\n" + state).verdict.class_ == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 12, "loss": 0.0}', '{"step": 0, "loss": 10.9}', "step 0 loss: 0.02"]
+)
+def test_a_step_with_a_number_or_a_loss_counts(line: str) -> None:
+    assert classify(line).verdict.class_ == "no-failure-seen"
+
+
 def test_a_run_that_may_be_of_a_late_host_makes_nothing_eligible() -> None:
     """Refused connections alone would be retried once; memory that ran out before is not."""
     report = classify("\n".join([STEPS, NO_MEMORY, GAVE_UP, STARTED, REFUSED]))

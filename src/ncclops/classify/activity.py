@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -70,6 +71,15 @@ _SETTING = (
     rb"|(?i:config\w*|arguments|args|namespace|param\w*|settings|options)(?:\(|[:=] ?[({]?)"
     rb"(?:[^()]|\([^()]*\))*$"
 )
+# A line of a state that no step has changed yet: `{"step": 0, "loss": 0.0}`.
+_UNCHANGED = (
+    rb"(?i)(?=[^\n\r]{0,300}step\W{0,4}0(?![\d.%/]))"
+    rb"(?=[^\n\r]{0,300}loss\W{1,4}(?:0(?:\.0*)?(?![\d.e])|null\b|none\b))"
+)
+# The number of a step; that of a batch begins again with each epoch.
+_COUNTER = rb"t(?:ep|er(?:ation)?)s?\W{0,8}(\d{1,18})(?![\d.])"
+# Lines whose numbers begin again while a run goes on: of an epoch, of an evaluation.
+_PART_OF_A_RUN = rb"[^\n\r]{0,400}?(?i:epoch|\bep\b|\bval|eval|test|predict|infer|sampl|generat)"
 # A line of settings: one name, and a value of few digits.
 _ROUND = rb"^\s*[\"']?\w*oss[\"']?\s?[:=]\s?\d\.\d?\s*,?$"
 # Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each. A bar without an
@@ -217,8 +227,12 @@ _BEGUN: _Signs = (
 )
 
 WHOLE_BLOCK = 64 * 1024
-# How much of a line before a mark is read to tell whether it speaks of settings.
-_SETTING_REACH = 400
+# How much of a line before a mark is read: to tell where it begins, and whether it speaks of
+# settings.
+_LINE_REACH, _SETTING_REACH = 8 * 1024, 400
+# A step that is the first again has gone back where the one before had this number: ranks that are
+# not equally far are not that far apart.
+_FAR = 10
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 # So many hits of a block that a stretch without one follows: the job may have run on there.
 _GAPS = 2
@@ -227,7 +241,8 @@ _GAPS = 2
 class Marks(NamedTuple):
     """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1).
 
-    ``last_is_bar``: whether the last of the steps is one that a progress bar shows.
+    ``last_is_bar``: whether the last of the steps is one that a progress bar shows. ``restarts``:
+    the steps with which their number has gone back to the first.
     """
 
     steps: tuple[int, ...]
@@ -235,6 +250,18 @@ class Marks(NamedTuple):
     ended: int
     begun: bool
     last_is_bar: bool
+    restarts: tuple[int, ...] = ()
+
+
+@dataclass
+class Progress:
+    """How far a log has come: each progress bar, by its total, and the last number of a step."""
+
+    bars: dict[int, int] = field(default_factory=dict)
+    step: int = 0
+
+    def copy(self) -> Progress:
+        return Progress(dict(self.bars), self.step)
 
 
 class _Region(NamedTuple):
@@ -249,10 +276,10 @@ class _Region(NamedTuple):
 NO_MARKS = Marks((), -1, -1, False, False)
 
 
-def read_marks(block: bytes, hits: Sequence[tuple[int, int]], bars: dict[int, int]) -> Marks:
+def read_marks(block: bytes, hits: Sequence[tuple[int, int]], progress: Progress) -> Marks:
     """The signs in ``block`` that the job runs; ``hits``: the literals in it, by where they end.
 
-    ``bars`` holds how far each progress bar has come, by its total, and is brought up to date.
+    ``progress`` is brought up to date.
     """
     steps: list[int] = []
     drawn: dict[int, _Bar] = {}
@@ -264,10 +291,25 @@ def read_marks(block: bytes, hits: Sequence[tuple[int, int]], bars: dict[int, in
         init = max(init, *_starts(_INIT, region), -1)
         ended = max(ended, *_starts(_END, region), -1)
         begun = begun or any(True for _ in _found(_BEGUN, region))
+    bars = progress.bars
     moved = [offset for offset, bar in sorted(drawn.items()) if _moved(bars, bar.at, bar.total)]
     shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
     kept = _one_a_line(block, shown)
-    return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved)
+    restarts = tuple(offset for offset in kept if _goes_back(block, offset, progress))
+    return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved, restarts)
+
+
+def _goes_back(block: bytes, offset: int, progress: Progress) -> bool:
+    """Whether the step is the first one again, and not only that of a part of the run."""
+    found = _compiled(_COUNTER).match(block, offset)
+    if found is None:
+        return False
+    before, progress.step = progress.step, int(found[1])
+    return (
+        before >= _FAR
+        and progress.step <= 1
+        and not _compiled(_PART_OF_A_RUN).match(block, _line_start(block, offset))
+    )
 
 
 def _moved(bars: dict[int, int], at: int, total: int) -> bool:
@@ -310,23 +352,25 @@ def _starts(signs: _Signs, region: _Region) -> Iterator[int]:
 def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
     """Where a line shows a step; ``bars`` says up to where a line is its bar's."""
     block = region.block
-    for begin in _starts(_STEPS, region):
-        line = _line_start(block, begin)
-        before = block[max(line, begin - _SETTING_REACH) : begin]
-        if begin >= bars.get(line, 0) and not (
-            _compiled(_COUNT).search(before) or _compiled(_SETTING).search(before)
-        ):
-            yield begin
-    for begin in _starts(_LOSS, region):
-        line = _line_start(block, begin)
-        before = block[max(line, begin - _SETTING_REACH) : begin]
-        if (
-            begin >= bars.get(line, 0)
-            and _compiled(_LOSS_NAME).search(before)
-            and not _compiled(_SETTING).search(before)
-            and not _compiled(_ROUND).match(block[line : begin + 32].split(b"\n")[0])
-        ):
-            yield begin
+    for signs in (_STEPS, _LOSS):
+        for begin in _starts(signs, region):
+            line = _line_start(block, begin)
+            before = block[max(line, begin - _SETTING_REACH) : begin]
+            if (
+                begin < bars.get(line, 0)
+                or _compiled(_SETTING).search(before)
+                or _compiled(_UNCHANGED).match(block, line)
+            ):
+                continue
+            if signs is _STEPS:
+                shows = not _compiled(_COUNT).search(before)
+            else:
+                named = _compiled(_LOSS_NAME).search(before)
+                shows = bool(named) and not _compiled(_ROUND).match(
+                    block[line : begin + 32].split(b"\n")[0]
+                )
+            if shows:
+                yield begin
 
 
 class _Bar(NamedTuple):
@@ -352,7 +396,10 @@ def _bars(region: _Region) -> Iterator[tuple[int, _Bar]]:
 
 
 def _line_start(block: bytes, offset: int) -> int:
-    return max(block.rfind(b"\n", 0, offset), block.rfind(b"\r", 0, offset)) + 1
+    """Where the line begins, or where it is read from if that is farther away than is read."""
+    first = max(0, offset - _LINE_REACH)
+    line = max(block.rfind(b"\n", first, offset) + 1, first)
+    return max(block.rfind(b"\r", line, offset) + 1, line)
 
 
 def _regions(block: bytes, hits: Sequence[tuple[int, int]]) -> Iterator[_Region]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from copy import copy
 
+from ncclops.classify.activity import Marks
 from ncclops.classify.model import Hit, Stamp
-from ncclops.classify.stamps import comparable
+from ncclops.classify.stamps import comparable, last_stamp
 
 COLLECTIVES_DONE = "context-collectives-completed"
 # Ranks that have lost a peer may print a few more steps; they do not print this many.
 _RUN_OF_STEPS = 10
 # So many steps are a run's where its beginning, or its end, is seen as well.
 _STEPS_OF_A_RUN = 2
+# How far before a step its time is looked for.
+_STEP_LOOK_BACK = 1024
 
 
 class SourceLife:
@@ -35,6 +38,20 @@ class SourceLife:
         # Where the last of several runs begins, and how many steps were of those before it.
         self.run_line: int | None = None
         self.steps_of_earlier_runs = 0
+
+    def note(self, marks: Marks, block: bytes, first_line: int) -> None:
+        """Add what a block has shown, whose first line has this number."""
+        if marks.steps:
+            self.steps += len(marks.steps)
+            self.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])
+            text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
+            self.last_step_is_bar = marks.last_is_bar
+            self.last_step_stamp = last_stamp(text.decode("utf-8", "replace"))
+        if marks.init >= 0:
+            self.last_init_line = first_line + block.count(b"\n", 0, marks.init)
+        self.begun = self.begun or marks.begun
+        if marks.ended >= 0:
+            self.ended_line = first_line + block.count(b"\n", 0, marks.ended)
 
     @property
     def has_come_up(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ncclops.classify import line_ranks, stamps
-from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
+from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, Progress, read_marks
 from ncclops.classify.blocks import BlockCutter
 from ncclops.classify.candidates import likeliest
 from ncclops.classify.loader import SignatureSet, standing_signatures
@@ -43,7 +43,6 @@ from ncclops.process_ends import describe_exit
 
 # How far back a line without a time looks for one.
 _LOOK_BACK = 8192
-_STEP_LOOK_BACK = 1024
 # In a large file, how often signs of life are looked for where nothing failed.
 _MARK_EVERY = 4 << 20
 # Hits kept of one signature, rank and source; the last of them is replaced by newer ones.
@@ -85,8 +84,7 @@ class _Source:
         self.stamp: Stamp | None = None
         # Steps counted on a line that has no end yet: it will be read again.
         self.provisional_steps = 0
-        # How far each progress bar was drawn, by its total.
-        self.bars: dict[int, int] = {}
+        self.progress = Progress()
         # Whether the run that this source was showing is over, and what was found in those before.
         self.run_over = False
         self.earlier: list[Hit] = []
@@ -171,15 +169,16 @@ class Scanner:
         """
         for source in self._sources.values():
             if source.unmarked:
-                marks = read_marks(source.tail, (), source.bars)
-                _note_marks(source.life, marks, source.tail, source.tail_line)
+                marks = read_marks(source.tail, (), source.progress)
+                source.life.note(marks, source.tail, source.tail_line)
                 source.unmarked = 0
             source.settle()
             block, line = source.cutter.pending()
             if block:
-                steps, bars = source.life.steps, dict(source.bars)
+                steps, progress = source.life.steps, source.progress.copy()
                 self._read_block(source, block, line)
-                source.provisional_steps, source.bars = source.life.steps - steps, bars
+                source.provisional_steps = source.life.steps - steps
+                source.progress = progress
         report = self._judge(tuple(notes), starting_up)
         if self._is_empty:
             return report
@@ -233,6 +232,18 @@ class Scanner:
         text = excerpt(found.text, 0)
         evidence = Evidence(source.name, number, text, BY_WORDS, "cause", rank)
         return replace(report, verdict=verdict_by_words(found, rank), evidence=(evidence,))
+
+    def _counter_went_back(
+        self, source: _Source, block: bytes, offset: int, first_line: int, marks: Marks
+    ) -> None:
+        line = first_line + block.count(b"\n", 0, offset)
+        self._may_begin_run(source, line, source.life.steps + bisect_left(marks.steps, offset))
+
+    def _may_begin_run(self, source: _Source, line: int, steps: int) -> None:
+        """A run begins with this line: another one, if the one before is over."""
+        if source.run_over:
+            self._begin_run(source, line, steps)
+        source.life.begin_line, source.life.steps_at_begin = line, steps
 
     def _begin_run(self, source: _Source, line: int, steps: int) -> None:
         """Another run of the job begins: what was found until now is of an earlier one."""
@@ -306,15 +317,20 @@ class Scanner:
         marks = NO_MARKS
         source.unmarked += len(block)
         if found or source.unmarked >= _MARK_EVERY or len(block) <= WHOLE_BLOCK:
-            marks = read_marks(block, found, source.bars)
+            marks = read_marks(block, found, source.progress)
             source.unmarked = 0
         line, counted = first_line, 0
         asked = with_last_errors(block, source.tail, found, self._last_error)
+        restarts = [*marks.restarts]
         for start, stop, literals in by_line(block, self._unsaturated(source, asked)):
             line += block.count(b"\n", counted, start)
             counted = max(counted, start)
+            while restarts and restarts[0] < start:
+                self._counter_went_back(source, block, restarts.pop(0), first_line, marks)
             self._read_line(source, block, (start, stop), line, literals, marks)
-        _note_marks(source.life, marks, block, first_line)
+        for restart in restarts:
+            self._counter_went_back(source, block, restart, first_line, marks)
+        source.life.note(marks, block, first_line)
         source.tail = (source.tail + block[-_LOOK_BACK:])[-_LOOK_BACK:]
         source.tail_line = source.cutter.line - source.tail.count(b"\n")
 
@@ -357,9 +373,7 @@ class Scanner:
         steps = source.life.steps + bisect_left(marks.steps, span[0])
         ids = {match.signature.id for _, found in matched for match in found}
         if _RUN_BEGINS in ids:
-            if source.run_over:
-                self._begin_run(source, line, steps)
-            source.life.begin_line, source.life.steps_at_begin = line, steps
+            self._may_begin_run(source, line, steps)
         source.run_over = source.run_over or _RUN_OVER in ids
         for part, found in matched:
             seen = Line(part, line, line_ranks.rank_of_line(part), stamp, steps)
@@ -478,17 +492,3 @@ def _before(source: _Source, block: bytes, start: int, reach: int = LAST_ERROR_R
     """The bytes that end where a line begins, of the block before where it begins this one."""
     earlier = source.tail[-reach:] if start < reach else b""
     return earlier + block[max(0, start - reach) : start]
-
-
-def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -> None:
-    if marks.steps:
-        life.steps += len(marks.steps)
-        life.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])
-        text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
-        life.last_step_is_bar = marks.last_is_bar
-        life.last_step_stamp = stamps.last_stamp(text.decode("utf-8", "replace"))
-    if marks.init >= 0:
-        life.last_init_line = first_line + block.count(b"\n", 0, marks.init)
-    life.begun = life.begun or marks.begun
-    if marks.ended >= 0:
-        life.ended_line = first_line + block.count(b"\n", 0, marks.ended)
