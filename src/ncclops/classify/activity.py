@@ -76,6 +76,7 @@ _UNCHANGED = (
     rb"(?i)(?=[^\n\r]{0,300}step\W{0,4}0(?![\d.%/]))"
     rb"(?=[^\n\r]{0,300}loss\W{1,4}(?:0(?:\.0*)?(?![\d.e])|null\b|none\b))"
 )
+_ZERO = rb"\w*\W{0,8}0(?:\.0*)?(?![\d.%/eE])"
 # The number of a step; that of a batch begins again with each epoch.
 _COUNTER = rb"t(?:ep|er(?:ation)?)s?\W{0,8}(\d{1,18})(?![\d.])"
 # Lines whose numbers begin again while a run goes on: of an epoch, of an evaluation.
@@ -350,17 +351,16 @@ def _starts(signs: _Signs, region: _Region) -> Iterator[int]:
 
 
 def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
-    """Where a line shows a step; ``bars`` says up to where a line is its bar's."""
+    """Where a line shows a step first; ``bars`` says up to where a line is its bar's."""
     block = region.block
     for signs in (_STEPS, _LOSS):
+        shown = -1
         for begin in _starts(signs, region):
             line = _line_start(block, begin)
+            if line <= shown or begin < bars.get(line, 0):
+                continue
             before = block[max(line, begin - _SETTING_REACH) : begin]
-            if (
-                begin < bars.get(line, 0)
-                or _compiled(_SETTING).search(before)
-                or _compiled(_UNCHANGED).match(block, line)
-            ):
+            if _compiled(_SETTING).search(before) or _is_unchanged(block, line, begin):
                 continue
             if signs is _STEPS:
                 shows = not _compiled(_COUNT).search(before)
@@ -370,7 +370,13 @@ def _steps(region: _Region, bars: Mapping[int, int]) -> Iterator[int]:
                     block[line : begin + 32].split(b"\n")[0]
                 )
             if shows:
+                shown = begin
                 yield begin
+
+
+def _is_unchanged(block: bytes, line: int, begin: int) -> bool:
+    """Whether the number of a mark is 0 and its line that of a state without a step."""
+    return bool(_compiled(_ZERO).match(block, begin) and _compiled(_UNCHANGED).match(block, line))
 
 
 class _Bar(NamedTuple):
