@@ -400,38 +400,36 @@ def counted(stop: int, name: str = "step", start: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("runs", "class_", "said"),
+    ("runs", "class_"),
     [
-        ([counted(40), ILLEGAL, counted(4)], "no-failure-seen", None),
-        ([counted(40), ILLEGAL, counted(4), "KeyError: 'mask'"], "user-error", None),
-        ([counted(40), ILLEGAL, GAVE_UP, counted(4)], "no-failure-seen", LAST),
-        ([counted(40), GAVE_UP, counted(1), NO_MEMORY], "gpu-oom", LAST),
+        ([counted(40), ILLEGAL, counted(4)], "no-failure-seen"),
+        ([counted(40), ILLEGAL, GAVE_UP, counted(4)], "no-failure-seen"),
+        ([counted(40), ILLEGAL, counted(4), "KeyError: 'mask'"], "user-error"),
         # The counter has not gone back, or was not far enough for it to be another rank's.
-        ([counted(40), ILLEGAL, counted(44, start=40)], "cuda-error", None),
-        ([counted(4), ILLEGAL, counted(4)], "cuda-error", None),
+        ([counted(40), ILLEGAL, counted(44, start=40)], "cuda-error"),
+        ([counted(4), ILLEGAL, counted(4)], "cuda-error"),
+        # One step a rank may take without the one that failed.
+        ([counted(40), ILLEGAL, GAVE_UP, counted(1)], "cuda-error"),
         # A part of the run that goes on on other ranks.
-        ([counted(40), ILLEGAL, counted(4, "eval step")], "cuda-error", None),
-        ([counted(40), ILLEGAL, counted(4, "epoch 2 step")], "cuda-error", None),
-        ([counted(40), ILLEGAL, counted(4, "batch")], "cuda-error", None),
+        ([counted(40), ILLEGAL, counted(4, "eval step")], "cuda-error"),
+        ([counted(40), ILLEGAL, counted(4, "epoch 2 step")], "cuda-error"),
+        ([counted(40), ILLEGAL, counted(4, "batch")], "cuda-error"),
     ],
 )
 def test_a_counter_that_goes_back_to_the_first_step_begins_a_run(
-    runs: list[str], class_: str, said: str | None
+    runs: list[str], class_: str
 ) -> None:
-    report = classify("\n".join(runs) + "\n")
-    assert report.verdict.class_ == class_
-    assert [note.split(", ")[-1] for note in report.notes] == ([said] if said else [])
+    """A script's output that was appended to, without a launcher that says that a run begins."""
+    assert classify("\n".join(runs) + "\n").verdict.class_ == class_
 
 
 def test_a_counter_that_goes_back_is_seen_however_the_output_is_cut() -> None:
-    log = "\n".join([counted(40), ILLEGAL, GAVE_UP, counted(4), ""]).encode()
+    log = "\n".join([counted(40), ILLEGAL, counted(4), ""]).encode()
     scanner = Scanner()
     for at in range(0, len(log), 7):
         scanner.feed(None, "log", log[at : at + 7])
         scanner.verdict()
-    report = scanner.verdict()
-    assert report.verdict.class_ == "no-failure-seen"
-    assert "log:44: another run of the job begins" in report.notes[-1]
+    assert scanner.verdict().verdict.class_ == "no-failure-seen"
 
 
 @pytest.mark.parametrize(

@@ -242,8 +242,8 @@ _GAPS = 2
 class Marks(NamedTuple):
     """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1).
 
-    ``last_is_bar``: whether the last of the steps is one that a progress bar shows. ``restarts``:
-    the steps with which their number has gone back to the first.
+    ``last_is_bar``: whether the last of the steps is one that a progress bar shows. ``restart``:
+    the last step with which the number of steps has gone back to the first.
     """
 
     steps: tuple[int, ...]
@@ -251,7 +251,7 @@ class Marks(NamedTuple):
     ended: int
     begun: bool
     last_is_bar: bool
-    restarts: tuple[int, ...] = ()
+    restart: int | None = None
 
 
 @dataclass
@@ -296,8 +296,9 @@ def read_marks(block: bytes, hits: Sequence[tuple[int, int]], progress: Progress
     moved = [offset for offset, bar in sorted(drawn.items()) if _moved(bars, bar.at, bar.total)]
     shown = (offset for offset in sorted([*steps, *moved]) if not _is_quoted(block, offset))
     kept = _one_a_line(block, shown)
-    restarts = tuple(offset for offset in kept if _goes_back(block, offset, progress))
-    return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved, restarts)
+    restarts = [offset for offset in kept if _goes_back(block, offset, progress)]
+    last = restarts[-1] if restarts else None
+    return Marks(kept, init, ended, begun, bool(kept) and kept[-1] in moved, last)
 
 
 def _goes_back(block: bytes, offset: int, progress: Progress) -> bool:

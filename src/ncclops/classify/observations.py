@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from copy import copy
 
 from ncclops.classify.activity import Marks
@@ -41,6 +42,11 @@ class SourceLife:
 
     def note(self, marks: Marks, block: bytes, first_line: int) -> None:
         """Add what a block has shown, whose first line has this number."""
+        if marks.restart is not None:
+            line = first_line + block.count(b"\n", 0, marks.restart)
+            if line > self.begin_line:
+                before = bisect_left(marks.steps, marks.restart)
+                self.begin_line, self.steps_at_begin = line, self.steps + before
         if marks.steps:
             self.steps += len(marks.steps)
             self.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])

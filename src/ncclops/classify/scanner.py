@@ -233,18 +233,6 @@ class Scanner:
         evidence = Evidence(source.name, number, text, BY_WORDS, "cause", rank)
         return replace(report, verdict=verdict_by_words(found, rank), evidence=(evidence,))
 
-    def _counter_went_back(
-        self, source: _Source, block: bytes, offset: int, first_line: int, marks: Marks
-    ) -> None:
-        line = first_line + block.count(b"\n", 0, offset)
-        self._may_begin_run(source, line, source.life.steps + bisect_left(marks.steps, offset))
-
-    def _may_begin_run(self, source: _Source, line: int, steps: int) -> None:
-        """A run begins with this line: another one, if the one before is over."""
-        if source.run_over:
-            self._begin_run(source, line, steps)
-        source.life.begin_line, source.life.steps_at_begin = line, steps
-
     def _begin_run(self, source: _Source, line: int, steps: int) -> None:
         """Another run of the job begins: what was found until now is of an earlier one."""
         groups = [group for group in self._hits if group[1] == source.number]
@@ -321,15 +309,10 @@ class Scanner:
             source.unmarked = 0
         line, counted = first_line, 0
         asked = with_last_errors(block, source.tail, found, self._last_error)
-        restarts = [*marks.restarts]
         for start, stop, literals in by_line(block, self._unsaturated(source, asked)):
             line += block.count(b"\n", counted, start)
             counted = max(counted, start)
-            while restarts and restarts[0] < start:
-                self._counter_went_back(source, block, restarts.pop(0), first_line, marks)
             self._read_line(source, block, (start, stop), line, literals, marks)
-        for restart in restarts:
-            self._counter_went_back(source, block, restart, first_line, marks)
         source.life.note(marks, block, first_line)
         source.tail = (source.tail + block[-_LOOK_BACK:])[-_LOOK_BACK:]
         source.tail_line = source.cutter.line - source.tail.count(b"\n")
@@ -373,7 +356,9 @@ class Scanner:
         steps = source.life.steps + bisect_left(marks.steps, span[0])
         ids = {match.signature.id for _, found in matched for match in found}
         if _RUN_BEGINS in ids:
-            self._may_begin_run(source, line, steps)
+            if source.run_over:
+                self._begin_run(source, line, steps)
+            source.life.begin_line, source.life.steps_at_begin = line, steps
         source.run_over = source.run_over or _RUN_OVER in ids
         for part, found in matched:
             seen = Line(part, line, line_ranks.rank_of_line(part), stamp, steps)
