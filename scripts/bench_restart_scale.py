@@ -248,6 +248,7 @@ class Host:
 
     def __init__(self, given: dict[str, Any], count: memoryview) -> None:
         self._port = given["port"]
+        self._prefix = given.get("prefix", "bench")
         self._count = count
         self._listener: socket.socket | None = None
         if given["way"] == "relay":
@@ -269,10 +270,10 @@ class Host:
         from ncclops.restart._store.relay_client import RelayedStore
 
         if self._listener is None:
-            return Counting(dist.PrefixStore("bench", self._tcp_store().store), self._count)
+            return Counting(dist.PrefixStore(self._prefix, self._tcp_store().store), self._count)
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self._listener.getsockname())
-        store = RelayedStore(sock, "bench", TIMEOUT.total_seconds(), math.inf)
+        store = RelayedStore(sock, self._prefix, TIMEOUT.total_seconds(), math.inf)
         store.greet(time.monotonic() + TIMEOUT.total_seconds())
         return store
 
