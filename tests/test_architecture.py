@@ -32,6 +32,7 @@ EVERYWHERE = {
     "plain_text",
     "process_ends",
     "toml_files",
+    "versions",
     "whole_numbers",
     "_version",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclops.profiles.versions import parse_spec, release, satisfies
+from ncclops.versions import parse_spec, release, satisfies
 
 
 @pytest.mark.parametrize(

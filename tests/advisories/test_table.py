@@ -11,7 +11,8 @@ import pytest
 from ncclops.advisories import SEVERITIES, Advisory, advisories
 from ncclops.advisories.table import read
 from ncclops.env.catalogue import catalogue
-from ncclops.profiles.versions import parse_spec, release
+from ncclops.restart.regroup import Rung
+from ncclops.versions import parse_spec, release
 
 EVERY = advisories()
 
@@ -21,6 +22,37 @@ def conditions(advisory: Advisory) -> Iterator[str]:
     yield from (*when.nccl, *when.torch, *when.driver, *when.ranks)
     if when.plugin is not None:
         yield from when.plugin.version
+
+
+@pytest.mark.parametrize(
+    ("when", "is_allowed"),
+    [
+        ('{ nccl = [">=2.28,<2.29"], restart = ["in-process"] }', True),
+        ('{ torch = ["==2.14.0"], nccl = ["==2.30.3"], restart = ["in-process"] }', True),
+        ('{ nccl = [">=2.28,<2.29"] }', False),
+        ('{ restart = ["in-process"] }', False),
+        ('{ nccl = ["==2.28.9"], restart = ["in-process"], nodes = "many" }', False),
+        ('{ nccl = ["==2.28.9"], restart = ["in-process"], use = "the network is slow" }', False),
+    ],
+)
+def test_a_rung_is_ruled_out_by_what_a_worker_knows(when: str, is_allowed: bool) -> None:
+    text = f"""
+        [[advisory]]
+        id = "x"
+        title = "x"
+        severity = "low"
+        symptom = "x."
+        remedy = "x."
+        sources = []
+        rules_out = ["shrunk", "kept", "reconfigured"]
+        when = {when}
+    """
+    if is_allowed:
+        (entry,) = read(text)
+        assert {*entry.rules_out} == {each.value for each in Rung} - {Rung.ANEW.value}
+        return
+    with pytest.raises(ValueError, match="x: with rules_out"):
+        read(text)
 
 
 def test_no_id_and_no_title_is_there_twice() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops import restart
-from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups import advised, kept_beside
 from ncclops.restart._groups.gloo_sockets import gloo_connections
 from ncclops.testing import note
 from tests.fakegpu.gpus import take_gpu
@@ -23,6 +23,13 @@ from tests.restart.keep_going_programs import reduce_until
 from tests.restart.scenarios import FAST, Worker
 
 STEPS = 3
+KEPT_IS_RULED_OUT = """
+[[advisory]]
+id = "torch-keeps-badly"
+title = "groups that are kept lose messages"
+rules_out = ["kept"]
+when = { torch = [">=2"], restart = ["in-process"] }
+"""
 
 
 class Pairs:
@@ -35,6 +42,9 @@ class Pairs:
     def __init__(self, worker: Worker, call: restart.CallWrapper) -> None:
         self._worker, self._call = worker, call
         self._faults = worker.parameters["faults"]
+        if worker.rank == worker.parameters.get("advised"):
+            found = advised.ruled_out(KEPT_IS_RULED_OUT, {"torch": torch.__version__, "nccl": None})
+            setattr(advised, "ruled_out_here", lambda: found)  # noqa: B010 - of this process
         self._device = take_gpu(worker.rank) if worker.has_gpu else torch.device("cpu")
         self._mine: Any = None
         self._partners: list[int] = []

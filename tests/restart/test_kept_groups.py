@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ pytestmark = pytest.mark.slow
 PROGRAM = f"{programs.__name__}:pairs"
 
 
-def start(job: Job, size: int, *faults: tuple[str, int, str]) -> Job:
+def start(job: Job, size: int, *faults: tuple[str, int, str], **parameters: Any) -> Job:
     """``size`` ranks in pairs; in each iteration a scene, and which rank faults in it, and how."""
     by_iteration = {str(number): fault for number, fault in enumerate(faults)}
-    return job.start(size, PROGRAM, faults=by_iteration, size=size)
+    return job.start(size, PROGRAM, faults=by_iteration, size=size, **parameters)
 
 
 def kept(job: Job, rank: int) -> list[bool]:
@@ -62,6 +63,14 @@ def test_a_pair_in_which_something_was_under_way_is_made_anew(
     """The fault finds one rank in an operation that the other one has not come to."""
     assert start(job, 4, (scene, 0, "dies")).wait() == {0: -9, 1: 0, 2: 0, 3: 0}
     assert [kept(job, rank) for rank in (1, 2, 3)] == [[False, False]] * 3
+    assert rungs(job)[1] == ("pair 1 (1, 2)", "anew", why)
+
+
+def test_an_advisory_that_concerns_one_rank_rules_it_out_for_all(job: Job) -> None:
+    """Of the pair of ranks 2 and 3, whose numbers are 1 and 2 then."""
+    assert start(job, 4, ("idle", 1, "dies"), advised=3).wait() == {0: 0, 1: -9, 2: 0, 3: 0}
+    assert [kept(job, rank) for rank in (0, 2, 3)] == [[False, False]] * 3
+    why = "rank 2: advisory torch-keeps-badly: groups that are kept lose messages"
     assert rungs(job)[1] == ("pair 1 (1, 2)", "anew", why)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ncclops.restart.ledger import is_outdated
 from ncclops.restart.regroup import (
+    LOST_CONNECTION,
     Had,
     Offer,
     Plan,
@@ -232,6 +233,12 @@ def pair(number: int, rank: int, size: int = 2, **fields: Any) -> Had:
         ([[pair(0, 0), pair(1, 0)], [pair(1, 1)]], (3, 1), None),
         (
             [[pair(0, 0), pair(1, 0)], [pair(0, 1, why_not="busy"), pair(1, 1)]],
+            (3, 0),
+            "rank 7: busy",
+        ),
+        # What one has ended is no surprise to the other.
+        (
+            [[pair(0, 0, why_not=LOST_CONNECTION)], [pair(0, 1, why_not="busy")]],
             (3, 0),
             "rank 7: busy",
         ),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ncclops.advisories.table import SEVERITIES, Advisory, VariableIs, When
 from ncclops.host.software import Software
-from ncclops.profiles.versions import release, satisfies
+from ncclops.versions import release, satisfies
 
 State = Literal["concerns", "cannot-tell", "no"]
 # Whether a condition holds, None where that is not known, and the condition as a clause after "if".
@@ -54,6 +54,7 @@ class Finding:
             "symptom": entry.symptom,
             "remedy": entry.remedy,
             "fixed_in": dict(entry.fixed_in),
+            "rules_out": list(entry.rules_out),
             "sources": list(entry.sources),
         }
 

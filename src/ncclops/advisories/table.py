@@ -67,6 +67,10 @@ class When(_Strict, frozen=True, kw_only=True):
 class Advisory(_Strict, frozen=True, kw_only=True):
     """One entry. ``fixed_in`` is by component (``{nccl = "2.26.2"}``), empty where nothing is known
     to be; ``remedy`` the way round; ``sources`` addresses of what was seen.
+
+    ``rules_out``: how no process group comes to its new members after a restart in place, on any
+    rank, where the entry concerns one (``restart.regroup.Rung``). Workers know versions alone, so
+    its conditions are of these. Raises ``ValueError`` where they are not.
     """
 
     id: str
@@ -77,6 +81,16 @@ class Advisory(_Strict, frozen=True, kw_only=True):
     sources: list[str]
     when: When
     fixed_in: dict[Literal["nccl", "torch", "driver", "aws-ofi-nccl", "gib"], str] = {}
+    rules_out: list[Literal["reconfigured", "shrunk", "kept"]] = []
+
+    def __post_init__(self) -> None:
+        when = self.when
+        known = When(nccl=when.nccl, torch=when.torch, restart=["in-process"])
+        if self.rules_out and (when != known or not (when.nccl or when.torch)):
+            raise ValueError(
+                f"{self.id}: with rules_out, when has versions of nccl or torch, restart = "
+                '["in-process"], and nothing else'
+            )
 
 
 class _Table(_Strict, frozen=True, kw_only=True):

@@ -159,5 +159,7 @@ def _print_entry(finding: Finding, *, in_full: bool) -> None:
     echo(f"          {' '.join(entry.symptom.split())}")
     echo(f"          way round: {entry.remedy}")
     echo(f"          fixed in: {fixed or 'nothing that is known'}")
+    if entry.rules_out:
+        echo(f"          after a restart in place no group is {', '.join(entry.rules_out)}")
     for source in entry.sources:
         echo(f"          {source}")

@@ -149,7 +149,7 @@ def _circumstances(
 ) -> Circumstances:
     from ncclops.env import installed_nccl, installed_torch
     from ncclops.env.lint import Circumstances
-    from ncclops.profiles.versions import release
+    from ncclops.versions import release
 
     for option, version in (("--torch", torch), ("--nccl", nccl)):
         try:

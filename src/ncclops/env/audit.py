@@ -19,8 +19,8 @@ from typing import Any
 
 from ncclops.env.catalogue import LIBNCCL, TORCH, Variable, catalogue, is_covered
 from ncclops.errors import UsageError
-from ncclops.profiles.versions import release
 from ncclops.record.regular_file import open_regular
+from ncclops.versions import release
 
 _NCCL_NAME = re.compile(rb"NCCL_[A-Z0-9_]+")
 _NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")

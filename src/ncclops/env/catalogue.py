@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ncclops.profiles.versions import release
+from ncclops.versions import release
 
 Status = Literal["active", "plugin", "deprecated", "removed", "unread"]
 

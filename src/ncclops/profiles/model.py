@@ -13,7 +13,7 @@ from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, ExitCodes
 from ncclops.profiles.keys import says
 from ncclops.profiles.notification import NOBODY, NotifySettings
-from ncclops.profiles.versions import satisfies
+from ncclops.versions import satisfies
 
 Kind = Literal["lane", "overlay"]
 Nodes = Literal["one", "many", "any"]

@@ -33,7 +33,7 @@ from ncclops.profiles.model import (
     WatchSettings,
 )
 from ncclops.profiles.notification import NotifySettings, Rule
-from ncclops.profiles.versions import parse_spec
+from ncclops.versions import parse_spec
 
 PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 

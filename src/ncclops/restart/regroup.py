@@ -31,6 +31,7 @@ _RECONFIGURES = frozenset({"gloo"})
 # From this NCCL on, what a communicator is doing can be ended without freeing it.
 _REVOKES = (2, 28, 7)
 NO_GROUP = "had no group of before"
+LOST_CONNECTION = "a connection of it was lost"
 _WRAPPED = "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"
 
 
@@ -258,9 +259,12 @@ def which_to_keep(
 
 
 def _why_not_kept(ranks: Sequence[int], same: Sequence[Had]) -> str | None:
+    reasons = [(rank, each.why_not) for rank, each in zip(ranks, same, strict=True) if each.why_not]
+    # A rank that has ended the group for a reason of its own takes the others' connections.
+    reasons.sort(key=lambda reason: reason[1] == LOST_CONNECTION)
+    if reasons:
+        return "rank {}: {}".format(*reasons[0])
     for rank, each in zip(ranks, same, strict=True):
-        if each.why_not is not None:
-            return f"rank {rank}: {each.why_not}"
         if each.begun != same[0].begun:
             return f"ranks {ranks[0]} and {rank} have begun different numbers of operations in it"
     return None

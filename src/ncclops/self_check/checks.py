@@ -15,7 +15,7 @@ from ncclops.host.gpus import Gpus
 from ncclops.host.software import installed_torch, nccl_of
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.model import Finding
-from ncclops.profiles.versions import release
+from ncclops.versions import release
 
 _HOST = "host"
 _CONNECT_S = 5.0

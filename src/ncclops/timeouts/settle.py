@@ -17,10 +17,10 @@ from ncclops.errors import UsageError
 from ncclops.nearest import nearest
 from ncclops.profiles import RestartMode
 from ncclops.profiles.model import STOP_GRACE
-from ncclops.profiles.versions import satisfies
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import order
 from ncclops.timeouts.model import ATTENDED, GROUPS, Timeouts, Window
+from ncclops.versions import satisfies
 from ncclops.whole_numbers import whole_number
 
 # Groups until warm-up is over, as long as ``h200-base`` has torch's heartbeat. Cold compiles of

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile, RestartMode
-from ncclops.profiles.versions import release, satisfies
+from ncclops.versions import release, satisfies
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")

@@ -29,7 +29,7 @@ from ncclops.preflight.checks.look import (
 )
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Node
-from ncclops.profiles.versions import release
+from ncclops.versions import release
 from ncclops.whole_numbers import whole_number
 
 _IPC_LOCK, _SYS_NICE, _SYS_RESOURCE = 14, 23, 24  # of linux/capability.h

@@ -12,7 +12,7 @@ from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Node
-from ncclops.profiles.versions import release
+from ncclops.versions import release
 
 
 def cuda(check: Check, node: Node) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from ncclops.restart._groups import gloo_sockets, kept_beside
+from ncclops.restart._groups import advised, gloo_sockets, kept_beside
 from ncclops.restart._groups.kept_beside import KeptGroup
 from ncclops.restart._groups.recorder import recorded_of_gloo
 from ncclops.restart._groups.regrouping import decided, is_wrapped
@@ -182,6 +182,7 @@ class GroupsBeside:
         if description.startswith("gloo"):
             distributed.barrier(group)  # whereupon the recorder has it
             kept.find_gloo(threads, recorded)
+        kept.why_not = kept.why_not or advised.ruled_out_here().get(Rung.KEPT)
         with self._session.interrupter.atomic():
             kept_beside.add(kept)
         return group

@@ -34,7 +34,7 @@ from ncclops.restart._groups.recorder import (
     recorded_of_gloo,
 )
 from ncclops.restart._interrupt.delicate import is_delicate
-from ncclops.restart.regroup import Had
+from ncclops.restart.regroup import LOST_CONNECTION, Had
 
 # The recorder learns of the end of an operation a moment after who has waited for it.
 _LOOKS = 4
@@ -108,7 +108,7 @@ class KeptGroup:
         connections = gloo_sockets.gloo_connections({self.epoll})
         for connection in connections:
             connection.close()
-        return None if len(connections) == self.group.size() - 1 else "a connection of it was lost"
+        return None if len(connections) == self.group.size() - 1 else LOST_CONNECTION
 
     def cut(self, why: str) -> None:
         """An abort meets it from now on; where one has gone past it is ended here."""

@@ -34,7 +34,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart._groups import kept_default, shrinking
+from ncclops.restart._groups import advised, kept_default, shrinking
 from ncclops.restart._groups.aborting import abort_later
 from ncclops.restart._groups.kept_default import KeptDefault
 from ncclops.restart.raised import summarise
@@ -132,7 +132,7 @@ class Regrouping:
             torch_version=torch.__version__,
             has_reconfigure=_has_reconfigure(),
             is_wrapped=is_wrapped(),
-        )
+        ) or advised.ruled_out_here().get(Rung.RECONFIGURED)
         kept = kept_default.kept()
         handle = None if why_not is not None or kept is None else _handle(kept.group)
         return Offer(why_not, handle, self._goes_on)
@@ -148,7 +148,7 @@ class Regrouping:
             has_device=self._device_id is not None,
             is_wrapped=is_wrapped(),
             watchdog_ends_groups=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
-        )
+        ) or advised.ruled_out_here().get(Rung.SHRUNK)
         parent = shrinking.revoked()
         place = None if parent is None else parent.place
         return Offer(why_not, None, self._goes_on, place, shrinking.lacks())
