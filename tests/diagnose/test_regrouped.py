@@ -58,8 +58,9 @@ def test_twice_as_many_restarts_are_twice_the_work() -> None:
         ([GroupRecord(group="default", rung="shrunk")], "was shrunk in place"),
         ([GroupRecord(group="default", rung="anew", why="c")], "was made anew (c)"),
         (
-            [GroupRecord(group=name, rung=rung) for name, rung in ALL],
-            "was shrunk in place; the pair (0) group was made anew; 2 that lost nobody were kept",
+            [GroupRecord(group=name, rung=rung, why="d") for name, rung in ALL],
+            "was shrunk in place; the pair (0) group was made anew (d);"
+            " 2 that lost nobody were kept",
         ),
     ],
 )
@@ -70,3 +71,14 @@ def test_the_decision_on_an_incident_has_it(groups: list[GroupRecord], said: str
     )  # fmt: skip
     decision = decision_on(incident, [RestartEvent(ts=11.0, iteration=1)])
     assert decision.why == f"every rank was healthy and came back; the default group {said}"
+
+
+def test_the_decision_does_not_say_what_goes_without_saying() -> None:
+    """The script was called again, and has made its group."""
+    incident = IncidentRecord(
+        iteration=0, cause="exception", summary="a", first_faulty_rank=0, at=10.0, rank_before=0,
+        world_size_before=2, world_size=2, rank=0,
+        groups=[GroupRecord(group="default", rung="anew")],
+    )  # fmt: skip
+    decision = decision_on(incident, [RestartEvent(ts=11.0, iteration=1)])
+    assert decision.why == "every rank was healthy and came back"

@@ -43,3 +43,7 @@ def test_a_report_is_not_cut_by_the_next_fault(ncclops_job: JobFactory, tmp_path
     assert len(result.notes_of("reported")) == 1
     written = [incident_record.read(tmp_path / str(number)) for number in (0, 1)]
     assert [each and each.exception for each in written] == faults
+    groups = [
+        [(group.group, group.rung, group.why) for group in each.groups] for each in written if each
+    ]
+    assert groups == [[], [("default", "anew", None)]], "as the function has made it, if it has"

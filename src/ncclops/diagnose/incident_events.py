@@ -146,9 +146,11 @@ def _restarted(incident: IncidentRecord) -> DecisionTaken:
 
 
 def _of_groups(groups: Sequence[GroupRecord]) -> str:
-    """How they have come to their members; those that lost nobody in one clause."""
-    said = [_of_group(group) for group in groups if group.rung != "kept"]
-    if kept := len(groups) - len(said):
+    """How they have come to their members; those that lost nobody in one clause.
+
+    That a script made one anew for which it asked no other way goes without saying."""
+    said = [_of_group(group) for group in groups if group.rung != "kept" and not _is_scripts(group)]
+    if kept := sum(group.rung == "kept" for group in groups):
         said.append(f"{kept} that lost nobody {'was' if kept == 1 else 'were'} kept")
     return "".join(f"; {each}" for each in said)
 
@@ -157,5 +159,8 @@ def _of_group(group: GroupRecord) -> str:
     """How ``group`` has come to its members."""
     if group.rung in ("reconfigured", "shrunk"):
         return f"the {group.group} group was {group.rung} in place"
-    why = f" ({group.why})" if group.why is not None else ""
-    return f"the {group.group} group was made anew{why}"
+    return f"the {group.group} group was made anew ({group.why})"
+
+
+def _is_scripts(group: GroupRecord) -> bool:
+    return group.rung == "anew" and group.why is None

@@ -60,9 +60,10 @@ class Incident:
     is the exception's, or the stacks of a rank that was silent: of its main thread at the soft
     timeout, of all its threads (with ``incident_dir``) at the hard one.
 
-    ``groups`` is empty when the incident is reported. Where the function keeps going and has its
-    groups from ``CallWrapper``, the file says later how each came to its new members, see
-    ``regroup.Regrouped``: the default one first.
+    ``groups`` is empty when the incident is reported. The file says later how groups came to their
+    new members, see ``regroup.Regrouped``, the default one first: all that a function that keeps
+    going has from ``CallWrapper``, or the default one that the script has made by ``env://``.
+    A group that is not there was made in another way, or not at all.
 
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
@@ -301,20 +302,35 @@ class Account:
 
     def regrouped(self, regrouped: Sequence[Regrouped]) -> None:
         """Groups have come to the members of the iteration that has begun."""
-        incident = self._reported
-        if incident is None or incident.iteration != regrouped[0].iteration - 1:
-            return  # the first time, or on a rank that is new
+        incident = self._add_groups(regrouped)
+        if incident is None:
+            return
         for each in regrouped:
             log.info("%s", each)
+        if self._on_regrouped is not None and incident.speaks_for_all:
+            with logged("on_regrouped"):
+                for each in regrouped:
+                    self._on_regrouped(each)
+
+    def made_anew(self, group: Regrouped) -> None:
+        """The function has made ``group``. Once in an iteration: what it does with it then is its
+        own affair, and that it is made at all is what a function that is called again does."""
+        incident = self._reported
+        if incident is not None and not incident.groups:
+            self._add_groups([group])
+
+    def _add_groups(self, regrouped: Sequence[Regrouped]) -> Incident | None:
+        """To the latest incident, which it returns; ``None``: they are not of a restart, or this
+        rank is new."""
+        incident = self._reported
+        if incident is None or incident.iteration != regrouped[0].iteration - 1:
+            return None
         groups = (*incident.groups, *(each.to_dict() for each in regrouped))
         self._reported = dataclasses.replace(incident, groups=groups)
         if self._directories is not None and incident.speaks_for_all:
             with logged("writing the incident"):
                 write(self._reported, self._directories.of(incident.iteration))
-        if self._on_regrouped is not None and incident.speaks_for_all:
-            with logged("on_regrouped"):
-                for each in regrouped:
-                    self._on_regrouped(each)
+        return incident
 
     def leaving(self, agreement: Agreement, state: State) -> None:
         """This rank takes no part in the restart."""

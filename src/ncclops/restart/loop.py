@@ -89,7 +89,7 @@ from ncclops.restart.monitor_thread import (
 )
 from ncclops.restart.raised import all_behind
 from ncclops.restart.rank_assignment import RankDiscarded
-from ncclops.restart.regroup import Regrouped
+from ncclops.restart.regroup import Regrouped, Rung
 from ncclops.restart.returning import await_join, find_generation
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
@@ -678,8 +678,16 @@ class RestartLoop:
     def _store_for_user(self) -> Store:
         return self.session.store_for_user()
 
-    def _group_is_made(self) -> None:
+    def _group_is_made(self, ms: float) -> None:
         self.session.group_is_made()
+        made = Regrouped(
+            iteration=self.iteration,
+            rung=Rung.ANEW,
+            world_size=distributed.get_world_size(),
+            ms=ms,
+        )
+        with self.session.interrupter.atomic():
+            self._account.made_anew(made)
 
     def _fault(
         self, error: BaseException, kind: FaultKind, *, gone: bool = False, secondary: bool = False

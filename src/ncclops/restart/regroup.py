@@ -275,7 +275,8 @@ class Regrouped:
     """How a group has come to its ``world_size`` members, in ``iteration``.
 
     The same on every rank, but for ``ms``, the milliseconds that it took on this one. ``why`` it
-    was made ``ANEW``; ``None``: it was not. ``objects_stay``: no rank is new, so that what holds
+    was made ``ANEW``; ``None``: it was not, or the script made it, by torch's function, which has
+    no other way. ``objects_stay``: no rank is new, so that what holds
     the default group can go on everywhere; where one is, it is made anew on all ranks, as what the
     new rank makes, such as DDP, talks to all others meanwhile. New is also a rank that a fault has
     found in ``on_membership`` before that had returned for the first time.

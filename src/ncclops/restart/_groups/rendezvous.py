@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -22,11 +23,12 @@ from torch.distributed import Store
 
 @contextlib.contextmanager
 def env_leads_to(
-    store_for_groups: Callable[[], Store], group_is_made: Callable[[], object]
+    store_for_groups: Callable[[], Store], group_is_made: Callable[[float], object]
 ) -> Iterator[None]:
     """While inside, ``env://`` uses ``store_for_groups()``.
 
-    ``group_is_made`` is called when the making of a default group with that has succeeded.
+    ``group_is_made`` is called when the making of a default group with that has succeeded, with the
+    milliseconds that it took.
     """
     # torch.distributed.rendezvous is a function of that name, which shadows the module
     module = importlib.import_module("torch.distributed.rendezvous")
@@ -39,11 +41,12 @@ def env_leads_to(
         query = parse_qs(urlparse(url).query)
         rank = query.get("rank", [os.environ["RANK"]])[0]
         world_size = query.get("world_size", [os.environ["WORLD_SIZE"]])[0]
+        began = time.monotonic()
         try:
             yield store_for_groups(), int(rank), int(world_size)
         finally:  # torch lets go of this when init_process_group() ends
             if distributed.is_initialized():
-                group_is_made()
+                group_is_made(1000 * (time.monotonic() - began))
         raise RuntimeError("env:// cannot be iterated again")
 
     original, handlers["env"] = handlers["env"], handler
