@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ncclops.capture.run_snapshots import Collected, collect_run
 from ncclops.diagnose import places
-from ncclops.diagnose.culprit import did_not_come, who_did_not_come
+from ncclops.diagnose.culprit import did_not_come, failed_waiting, who_did_not_come
 from ncclops.diagnose.places import RankView, cluster
 from ncclops.diagnose.stacks_text import stack_lines
 from ncclops.diagnose.where import Look
@@ -161,6 +161,22 @@ def test_of_ranks_at_one_place_what_each_entered_last() -> None:
         "ranks 0, 1: last entered all_reduce number 7 of default_pg, not completed",
         "rank 2: last entered all_reduce number 6 of default_pg, not completed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "waited"),
+    [
+        ("RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms", True),
+        ("RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors", True),
+        ("RuntimeError: Connection closed by peer [127.0.0.1]:11924", False),
+        (None, False),
+    ],
+)
+def test_whoever_fails_in_a_monitored_barrier_has_waited(said: str | None, waited: bool) -> None:
+    record = IncidentRecord(
+        iteration=0, cause="exception", summary="s", first_faulty_rank=2, at=1.0, exception=said
+    )
+    assert failed_waiting(record, {"class": "peer-exit"}) == waited
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,34 @@ def test_the_rank_that_did_not_come_is_blamed_and_not_the_one_that_waited(
     assert "rank 1 on " in headline
 
 
+LATE_FOR_BARRIER = """
+import datetime, os, time
+import torch.distributed as dist
+
+def load_batch():
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
+
+dist.init_process_group("gloo")
+dist.monitored_barrier()
+load_batch()
+dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))
+"""
+
+
+@pytest.mark.slow
+def test_of_a_monitored_barrier_neither_who_waits_in_it_nor_who_is_cut_off_is_blamed(
+    starts_processes: None, tmp_path: Path
+) -> None:
+    """Rank 0 waits for the others, and says who has not come when rank 2 has failed, maybe."""
+    launch(tmp_path, LATE_FOR_BARRIER, "--restart", "none", ranks=3)
+    verdict = verdict_of(tmp_path)
+    assert verdict.first_failure is not None and verdict.story is not None
+    assert verdict.first_failure.rank != verdict.first_failure.caused_by == verdict.story.rank == 1
+    assert "did not come to monitored_barrier" in verdict.story.what
+    assert verdict.story.code[-1].text == "time.sleep(1000)"
+
+
 @pytest.mark.slow
 @pytest.mark.extended
 def test_a_hang_that_restarts_do_not_mend_is_told_as_one(

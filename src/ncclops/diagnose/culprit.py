@@ -22,6 +22,7 @@ from ncclops.whole_numbers import whole_number
 _MISMATCH, _WAITED = "collective-mismatch", ("watchdog-timeout", "watchdog-compile")
 _MOST_CALLERS = 3
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
+_IN_MONITORED_BARRIER = re.compile(r"(?:successfully reached|failed to pass) monitoredBarrier")
 # What a rank says that has waited for others before a process group was made (worker.meeting).
 _ABSENT_AT_START = "absent-rank"
 _DID_NOT_COME = re.compile(
@@ -135,8 +136,14 @@ def failed_of_another(
 
 
 def failed_waiting(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
-    """Whether the first rank that failed had waited too long for the others."""
-    return not is_hang(record) and found is not None and found["class"] in _WAITED
+    """Whether the first rank that failed had waited too long for the others.
+
+    In a monitored barrier one rank waits, and the others fail when it has ended.
+    """
+    if is_hang(record):
+        return False
+    in_barrier = _IN_MONITORED_BARRIER.search(record.exception or "") is not None
+    return in_barrier or (found is not None and found["class"] in _WAITED)
 
 
 def find_absent(
