@@ -238,6 +238,18 @@ def test_a_rank_that_was_silent_and_ended_at_the_hard_timeout_is() -> None:
     assert find_cause([FAILED, silent]) is silent
 
 
+def test_of_a_monitored_barrier_the_rank_that_says_who_did_not_come_is_heard_first() -> None:
+    """Rank 0 waits for the others, which are cut off when it fails, and may be recorded before."""
+    faults = [
+        Fault(FaultKind.EXCEPTION, rank, rank, 0, 1.0, f"RuntimeError: {said}", due_to_peer=True)
+        for rank, said in (
+            (2, "Rank 2 successfully reached monitoredBarrier, but received errors"),
+            (0, "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 5000 ms"),
+        )
+    ]
+    assert find_cause(faults) is faults[1]
+
+
 def test_a_rank_whose_communicator_failed_is_not_the_cause_of_what_another_raised() -> None:
     """Seen with NCCL 2.28.9: groups that are destroyed in a clean-up are an error elsewhere."""
     error = fault(FaultKind.NCCL_ERROR, 2)

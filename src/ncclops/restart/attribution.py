@@ -25,6 +25,7 @@ from ncclops.restart.raised import (
     append_to_chain,
     described,
     is_due_to_peer,
+    points_elsewhere,
     summarise,
     tells_of_lost_peer,
     waited_for_peer_s,
@@ -295,7 +296,8 @@ def _likeness_to_victim(fault: Fault) -> int:
     if not fault.is_symptom:
         return 0
     if fault.lacks_a_peer or fault.kind is FaultKind.COMPLETION_TIMEOUT:
-        return 5 if fault.secondary or fault.was_blocked_by_peer else 4
+        is_follower = fault.was_blocked_by_peer or points_elsewhere(fault.summary)
+        return 5 if fault.secondary or is_follower else 4
     if fault.secondary:
         return 3
     return 1 if fault.timeout is not None and fault.timeout.clock == "python" else 2

@@ -19,6 +19,8 @@ _PEER_IS_GONE = re.compile(
     r"failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
+# What it says where another rank is known to have been the one that waited.
+_REACHED_BARRIER = "successfully reached monitoredBarrier"
 # And for how long it has waited, where torch says that.
 _WAITED_MS = re.compile(
     r"(?:timed out waiting|timeout after|monitoredBarrier in) (\d{1,12}) ?ms", re.IGNORECASE
@@ -163,6 +165,12 @@ def _shortened_notes(notes: list[Any]) -> list[str]:
 def tells_of_lost_peer(text: str) -> bool:
     """Whether ``text`` is what a rank says whose peer has gone or does not come."""
     return _PEER_IS_GONE.search(text) is not None
+
+
+def points_elsewhere(text: str) -> bool:
+    """Whether ``text`` is of a rank that was cut off in a monitored barrier, in which rank 0 alone
+    waits for the others, and knows who has not come."""
+    return _REACHED_BARRIER in text
 
 
 def waited_for_peer_s(text: str) -> float | None:
