@@ -117,12 +117,12 @@ def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFin
 
 def _is_chosen(finding: LintFinding, settings: LintedSettings) -> bool:
     """Whether a file gives what was found in one place, and another value in another."""
-    rule = next(rule for rule in rules() if rule.id == finding.rule)
-    given = [s for s in settings.all if s.name in finding.names and s.value is not None]
-    return rule.unless_chosen and any(
-        len({setting.value for setting in given if setting.name == name}) > 1
-        for name in finding.names
-    )
+    return finding.rule in _unless_chosen() and not settings.varied.isdisjoint(finding.names)
+
+
+@cache
+def _unless_chosen() -> frozenset[str]:
+    return frozenset(rule.id for rule in rules() if rule.unless_chosen)
 
 
 def _finding(
