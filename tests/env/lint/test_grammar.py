@@ -15,6 +15,7 @@ WRONG = {
     "NCCL_DEBUG_LEVELS": ["DEBUG", "WARN;INFO"],
     "NCCL_DEBUG_SUBSYS": ["NET;INIT"],
     "NCCL_BUFFSIZE": ["0", "-1", "4M"],
+    "NCCL_P2P_LEVEL": ["PCI", "NVLINK", "NET"],
     "NCCL_NTHREADS": ["100", "1024"],
     "NCCL_LL128_NTHREADS": ["x", "1024"],
     "NCCL_WORK_FIFO_BYTES": ["1000000"],
@@ -65,6 +66,8 @@ RIGHT = {
     "NCCL_NET": ["IB", "Socket", "AWS Libfabric", "gIB", "FasTrak", "ofi"],
     "NCCL_NET_PLUGIN": ["none", "ofi", "libnccl-net.so"],
     "NCCL_BUFFSIZE": ["4194304"],
+    "NCCL_P2P_LEVEL": ["NVL", "NVB", "C2C", "P2C", "SYS"],  # one parser for both
+    "NCCL_NET_GDR_LEVEL": ["NVL", "NVB", "C2C", "PXN", "SYS"],
     "NCCL_NTHREADS": ["64", "256", "640"],
     "NCCL_LL128_NTHREADS": ["-2", "160", "640"],
     "NCCL_WORK_FIFO_BYTES": ["1048576"],
