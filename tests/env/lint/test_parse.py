@@ -157,8 +157,12 @@ def test_no_text_is_too_broken_to_read(text: str) -> None:
 
 def test_dotenv() -> None:
     text = "# c\nA=1\nexport B='two'\nC = \"x y\"  \nD=z # comment\nE=$X\nnot a line\n"
+    text += "F=\"INFO\" # loud\nG='a # b'\n"
     found = {setting.name: setting.value for setting in parse(text, "dotenv")}
-    assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None}
+    assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None} | {
+        "F": "INFO",
+        "G": "a # b",
+    }
 
 
 MANIFEST = """\
