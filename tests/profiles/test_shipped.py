@@ -244,6 +244,24 @@ def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
     assert (result["NCCL_IB_DISABLE"], result["NCCL_IBEXT_DISABLE"]) == ("0", "0")
 
 
+@pytest.mark.parametrize(
+    ("value", "stays"),
+    [
+        ("CollNetChain", False),
+        ("collnetdirect,NVLSTree", False),
+        ("Ring,CollNetDirect", True),
+        ("^NVLSTree", True),
+        ("Ring", True),
+    ],
+)
+def test_an_algorithm_that_works_between_nodes_only_goes_on_one_node(
+    value: str, stays: bool
+) -> None:
+    left = {"NCCL_ALGO": value}
+    assert ("NCCL_ALGO" in after("single-node-h200", environ=left)) is stays
+    assert after("multi-host-h200", environ=left)["NCCL_ALGO"] == value
+
+
 def test_the_socket_lane_uses_plain_ip_only() -> None:
     left = {"NCCL_NET": "gIB", "NCCL_ENV_PLUGIN": "gcp"}
     result = after("multi-host-h200-socket", environ=left)
