@@ -43,6 +43,7 @@ SINGLE_NODE_UNSETS = (
 )
 # By the catalogue's scope, or by the family of a name that it does not have.
 OF_A_FABRIC = (
+    "NCCL_ENV_PLUGIN",
     "NCCL_TUNER_PLUGIN",
     "NCCL_IB_HCA",
     "NCCL_IB_GID_INDEX",
@@ -163,6 +164,7 @@ def test_only_vendor_network_directories_are_scrubbed(entry: str, scrubbed: bool
         (["libnccl-net-ofi.so.1", "libfabric.so.1"], True),
         (["libnccl-tuner.so"], True),
         (["libnccl-profiler-inspector.so"], True),
+        (["libnccl-env-gcp.so"], True),
         (["libfabric.so.1"], False),
         (["libnccl.so.2"], False),
         # What an installer has put beside the driver, or into an environment's own directory.
@@ -230,6 +232,7 @@ def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_COMM_ID": "10.0.0.1:5000",
         "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
+        "NCCL_ENV_PLUGIN": "gcp",
         "UCX_TLS": "rc,sm",
         "UCX_NET_DEVICES": "mlx5_0:1",
         "FI_PROVIDER": "efa,shm",
@@ -241,9 +244,29 @@ def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
     assert (result["NCCL_IB_DISABLE"], result["NCCL_IBEXT_DISABLE"]) == ("0", "0")
 
 
+@pytest.mark.parametrize(
+    ("value", "stays"),
+    [
+        ("CollNetChain", False),
+        ("collnetdirect,NVLSTree", False),
+        ("Ring,CollNetDirect", True),
+        ("^NVLSTree", True),
+        ("Ring", True),
+    ],
+)
+def test_an_algorithm_that_works_between_nodes_only_goes_on_one_node(
+    value: str, stays: bool
+) -> None:
+    left = {"NCCL_ALGO": value}
+    assert ("NCCL_ALGO" in after("single-node-h200", environ=left)) is stays
+    assert after("multi-host-h200", environ=left)["NCCL_ALGO"] == value
+
+
 def test_the_socket_lane_uses_plain_ip_only() -> None:
-    result = after("multi-host-h200-socket", environ={"NCCL_NET": "gIB"})
+    left = {"NCCL_NET": "gIB", "NCCL_ENV_PLUGIN": "gcp"}
+    result = after("multi-host-h200-socket", environ=left)
     assert result["NCCL_NET"] == "Socket"
+    assert "NCCL_ENV_PLUGIN" not in result
     assert SINGLE_NODE_SETS.items() <= result.items()
 
 

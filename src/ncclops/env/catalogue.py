@@ -108,7 +108,8 @@ class Variable(msgspec.Struct, frozen=True):
     ``check`` says what a program can test a value against (see ``ncclops.env.values``);
     ``accepts`` says it for people. ``since``, ``deprecated`` and ``removed`` are versions of
     the component that reads it. ``libnccl`` is the first and last release in whose binary the
-    name was found. ``one_node`` are patterns of values that only a job of one node wants.
+    name was found. ``one_node`` are patterns of values that only a job of one node wants,
+    ``many_nodes`` patterns of words of which a list is of no use within one.
     ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads it, None where that
     does not apply.
     """
@@ -132,6 +133,7 @@ class Variable(msgspec.Struct, frozen=True):
     debug: bool = False
     multi_host: bool = False
     one_node: tuple[str, ...] = ()
+    many_nodes: tuple[str, ...] = ()
     single_node: Literal["low", "medium", "high"] | None = None
     risk: str | None = None
     restart: str | None = None
@@ -300,12 +302,15 @@ _NETWORK_FAMILIES = (
 )
 
 
-def is_between_nodes(name: str) -> bool:
-    """Whether ``name`` is a setting of networks between nodes, which one node has no use for."""
+def is_between_nodes(name: str, value: str) -> bool:
+    """Whether ``name`` or its ``value`` is of networks between nodes, of no use within one."""
     variable = catalogue().get(name)
     if variable is None:
         return name.startswith(_NETWORK_FAMILIES)
-    return variable.multi_host or variable.component in _NETWORKS
+    if variable.multi_host or variable.component in _NETWORKS:
+        return True
+    words = value.strip().lower().split(",")
+    return all(any(fnmatchcase(word, p) for p in variable.many_nodes) for word in words)
 
 
 def is_within_node(name: str, value: str) -> bool:

@@ -198,7 +198,7 @@ def _of_scopes(profile: Profile, operator: Mapping[str, str]) -> dict[str, Entry
 
 
 _IN_SCOPE: dict[Scope, Callable[[str, str], bool]] = {
-    "between_nodes": lambda name, _value: is_between_nodes(name),
+    "between_nodes": is_between_nodes,
     "within_node": is_within_node,
 }
 

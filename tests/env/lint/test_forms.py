@@ -101,6 +101,7 @@ YAML = [
 OTHERS = [
     ("d.json", '{"containerEnv": {"NAME": "VALUE"}, // why\n"x": [1,]}'),
     ("d.json", '{"NAME": "VALUE"}'),
+    ("d.json", '[{"X": "a", "NAME": "20"}, {"X": "b", "NAME": "VALUE"}]'),
     ("x.toml", '[env]\nNAME = "VALUE"'),
     ("x.toml", 'env = { A = "1", NAME = "VALUE" }'),
     ("x.ini", '[a]\nenvironment=A="1",NAME="VALUE"'),
@@ -166,6 +167,7 @@ def test_a_right_value_is_no_finding(name: str, text: str) -> None:
         ("x.ps1", '$env:NCCL_DEBUG = "$level"'),
         ("x.bat", "set NCCL_DEBUG=%LEVEL%"),
         ("Makefile", "NCCL_HOME ?= /usr\nall:\n\tmake NCCL_HOME=$(NCCL_HOME) x"),
+        ("j.sh", "export NCCL_ALGO=RING,SCCL NCCL_LL128_NTHREADS=640"),  # SCCL: a fork's
         ("j.sh", 'echo "use NCCL_DEBUG=LOUD"'),
         ("j.sh", "grep NCCL_DEBUG=LOUD f"),
         ("j.sh", "awk NCCL_DEBUG=LOUD f"),

@@ -115,6 +115,38 @@ def test_lines_are_those_of_the_variable_itself() -> None:
     assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 4), ("C", 5)]
 
 
+IN_LONG_STRINGS = [
+    (
+        "shell",
+        'OPTIONS="--env X=1 \\\n    --env A=1 \\\n    --env B="" \\\n --env C=3"\nrun $OPTIONS',
+    ),
+    ("shell", 'CMD="\\\n mpirun -x X=1 \\\n -x A=1 \\\n -x B=2 -x C=3 ./t"\neval $CMD'),
+    ("shell", 'sbatch --wrap="srun \\\n  --export=ALL,A=1 \\\n a; B=2 C=3 b"'),
+    (
+        "python",
+        "c = f\"apptainer exec --env NCCL_X=1 \\\n --env A='1' \\\n --env B='{x}' --env C=3 {y}\"",
+    ),
+    ("python", "c = ('mpirun -x NCCL_X=1 '\n     f'-x A=1 -x Z={z} '\n     '-x B=2 -x C=3 ./t')"),
+    ("python", 'c = """mpirun -x NCCL_X=1 \n  -x A=1 \\\n  -x B=2 -x C=3 ./t"""'),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), IN_LONG_STRINGS)
+def test_lines_in_a_string_over_several_lines_are_those_of_the_variable(
+    kind: Format, text: str
+) -> None:
+    lines = {setting.name: setting.line for setting in parse(text, kind)}
+    rows = text.splitlines()
+    for name in "ABC":
+        assert f"{name}=" in rows[lines[name] - 1]
+
+
+def test_a_string_over_several_lines_is_the_same_to_a_shell() -> None:
+    text = "c = ('mpirun -x NCCL_X=\"a '\n     'b\" -x NCCL_Y=c'\n     'd ./t')"
+    found = {setting.name: setting.value for setting in parse(text, "python")}
+    assert found == {"NCCL_X": "a b", "NCCL_Y": "cd"}
+
+
 @settings(max_examples=200)
 @given(st.text(st.sampled_from("ABx=1 '\"\\$`{}()[]<>|&;#!\n\texportunsv-:,/*?"), max_size=60))
 def test_no_text_is_too_broken_to_read(text: str) -> None:
@@ -125,8 +157,12 @@ def test_no_text_is_too_broken_to_read(text: str) -> None:
 
 def test_dotenv() -> None:
     text = "# c\nA=1\nexport B='two'\nC = \"x y\"  \nD=z # comment\nE=$X\nnot a line\n"
+    text += "F=\"INFO\" # loud\nG='a # b'\n"
     found = {setting.name: setting.value for setting in parse(text, "dotenv")}
-    assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None}
+    assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None} | {
+        "F": "INFO",
+        "G": "a # b",
+    }
 
 
 MANIFEST = """\

@@ -314,3 +314,27 @@ def test_options_of_a_branch_may_be_completed_elsewhere() -> None:
         docker run "${ARGS[@]}" -e NCCL_DEBUG=INFO image python t.py
         """
     assert not [f for f in found(text) if f.rule == "log-settings-without-log"]
+
+
+BY_CHOICE = """
+    if ls /sys/class/infiniband/*; then
+        export NCCL_IB_DISABLE=0
+    else
+        export NCCL_IB_DISABLE=1
+        srun python t.py
+    fi
+    """
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BY_CHOICE, False),
+        (BY_CHOICE.replace("NCCL_IB_DISABLE=0", "NCCL_DEBUG=WARN"), True),
+        ("export NCCL_IB_DISABLE=1\nsrun python t.py\n", True),
+    ],
+)
+def test_what_a_script_chooses_by_the_machine_has_not_leaked(text: str, told: bool) -> None:
+    settings = read(textwrap.dedent(text), "shell")
+    rules = {f.rule for f in lint(settings, Circumstances(nodes="many"))}
+    assert ("ib-off-on-many-nodes" in rules) is told

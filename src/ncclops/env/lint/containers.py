@@ -390,6 +390,8 @@ class _Reader:
             if item.id == "scalar":
                 self._text(key, item, begin, "")
             else:
+                if item.id == "mapping":
+                    self._environment("", item)  # [{"A": "1"}, {"A": "2"}]: one of each
                 self.node(item)
 
     def _text(self, key: str, node: Any, begin: list[Setting], path: str) -> None:

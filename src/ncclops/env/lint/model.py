@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -131,6 +132,15 @@ class LintedSettings:
             same = setting.name not in values or values[setting.name] == setting.value
             values[setting.name] = setting.value if same else None
         return values
+
+    @cached_property
+    def varied(self) -> frozenset[str]:
+        """The variables that are given several values, each of them known."""
+        values: dict[str, set[str]] = defaultdict(set)
+        for setting in self.all:
+            if setting.value is not None:
+                values[setting.name].add(setting.value)
+        return frozenset(name for name, given in values.items() if len(given) > 1)
 
     @cached_property
     def _doubtful(self) -> frozenset[str]:

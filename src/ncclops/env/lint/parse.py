@@ -240,16 +240,18 @@ def _one_environment(settings: list[Setting], found: Found) -> None:
     found.add_environment(last.values(), branched=False)
 
 
+# A value in quotes, with or without a comment behind it.
+_QUOTED = re.compile(r"""(['"])(.*?)\1(?:\s+#.*)?""")
+
+
 def _dotenv(text: str, first: int) -> Iterator[Setting]:
     for number, line in enumerate(text.splitlines(), start=first):
         match = re.fullmatch(rf"\s*(?:export\s+)?({NAME})\s*=(.*)", line)
         if match is None:
             continue
         value = match[2].strip()
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1]
-        else:
-            value = without_comment(" " + value).strip()
+        quoted = _QUOTED.fullmatch(value)
+        value = quoted[2] if quoted else without_comment(" " + value).strip()
         yield Setting(match[1], None if is_open(value) or "$" in value else value, number)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.words import NAME, Word, is_open, words_of
+from ncclops.env.lint.words import NAME, Word, is_open, script_of, words_of
 
 ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
 # Words before a command that change nothing of what it is given.
@@ -213,7 +213,7 @@ def inner_words(text: str, word: Word) -> list[Word]:
     open_ended = "'" in word.raw[:1] or word.constant
     return [
         replace(w, constant=w.constant and (open_ended or "$" not in w.text))
-        for w in words_of(text, word.line)
+        for w in words_of(script_of(word, text), word.line)
     ]
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from ncclops.env.lint import slips
@@ -40,6 +40,11 @@ _SAYS = frozenset(
 )
 
 
+# What stands first in a line of a string, up to a quote and what escapes or fills in.
+_FIRST_IN_LINE = re.compile(r"""\s*(?:[A-Za-z]{0,2}["']{1,3}\s*)?([^\s"'\\{}][^"'\\{}]*)""")
+_MOST_BETWEEN = 4000
+
+
 def read_python(text: str, found: Found, line: int = 1) -> None:
     """Tell ``found`` what ``text`` sets. What is no Python (a template) is read line by line."""
     try:
@@ -59,7 +64,7 @@ def read_python(text: str, found: Found, line: int = 1) -> None:
     reader.body(tree.body)
     reader.scope.close()
     _dictionaries(tree, found, line - 1, values)
-    _commands(tree, found, line - 1)
+    _commands(tree, found, line - 1, text.splitlines())
 
 
 class _Reader:
@@ -308,14 +313,15 @@ def _pairs(node: ast.AST, values: _Values) -> Iterator[tuple[str, ast.expr]]:
     yield from given.items()
 
 
-def _commands(tree: ast.Module, found: Found, offset: int) -> None:
+def _commands(tree: ast.Module, found: Found, offset: int, rows: Sequence[str]) -> None:
     """Command lines: lists of words, and strings for a shell. What is documentation is none."""
     prose = set(_not_commands(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and _name_of(node.func) in _RUN:
-            text = _shell_text(node.args[0])
+            first = node.args[0]
+            text = _shell_text(first)
             if _LEADING.match(text):
-                read_shell(text, found, line=node.lineno + offset)
+                read_shell(_as_written(text, first, rows), found, line=first.lineno + offset)
         if isinstance(node, ast.List | ast.Tuple):
             words = [_word(item, offset) for item in node.elts]
             given = [s for s in passed(words) if _is_name(s.name)]
@@ -324,7 +330,7 @@ def _commands(tree: ast.Module, found: Found, offset: int) -> None:
         elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in prose:
             text = _shell_text(node)
             if text and _HANDS_ON.search(text):
-                read_shell(text, found, line=node.lineno + offset)
+                read_shell(_as_written(text, node, rows), found, line=node.lineno + offset)
 
 
 def _not_commands(tree: ast.Module) -> Iterator[int]:
@@ -355,6 +361,27 @@ def _shell_text(node: ast.expr) -> str:
         known = (_shell_text(p) if isinstance(p, ast.Constant) else "${X}" for p in node.values)
         return "".join(known)
     return ""
+
+
+def _as_written(text: str, node: ast.expr, rows: Sequence[str]) -> str:
+    """``text``, which ``node`` comes to, in as many lines as it is written in.
+
+    To a shell, a line that goes on is no other text. Where a line of the file begins in the text is
+    told by what stands first in it.
+    """
+    last = node.end_lineno or node.lineno
+    if text.count("\n") >= last - node.lineno:
+        return text
+    pieces: list[str] = []
+    at = lines = 0
+    for below, row in enumerate(rows[node.lineno : last], start=1):
+        begin = _FIRST_IN_LINE.match(row)
+        place = text.find(begin[1], at, at + _MOST_BETWEEN) if begin else -1
+        if place >= 0:
+            lines += text.count("\n", at, place)
+            pieces += [text[at:place], "\\\n" * (below - lines)]
+            at, lines = place, max(lines, below)
+    return "".join([*pieces, text[at:]])
 
 
 def _is_name(name: str) -> bool:

@@ -32,7 +32,8 @@ from ncclops.env.values import as_number, is_true
 class LintRule:
     """One rule. ``fires`` and ``quiet`` are examples: variables and circumstances.
 
-    ``at_launch``: it is told at each launch where its variables are inherited.
+    ``at_launch``: it is told at each launch where its variables are inherited. ``unless_chosen``:
+    not in a file that gives a variable of it another value elsewhere.
     """
 
     id: str
@@ -43,6 +44,7 @@ class LintRule:
     conditions: Mapping[str, Mapping[str, Any]]
     when: Mapping[str, Any] = field(default_factory=dict)
     at_launch: bool = False
+    unless_chosen: bool = False
     fires: tuple[Mapping[str, Any], ...] = ()
     quiet: tuple[Mapping[str, Any], ...] = ()
 
@@ -61,6 +63,7 @@ def rules() -> tuple[LintRule, ...]:
             conditions=raw.get("if", {}),
             when=raw.get("when", {}),
             at_launch=raw.get("at_launch", False),
+            unless_chosen=raw.get("unless_chosen", False),
             fires=tuple(raw["fires"]),
             quiet=tuple(raw["quiet"]),
         )
@@ -105,7 +108,21 @@ def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFin
         return check_rules(LintedSettings(()), where)
     everywhere = set(found[0]).intersection(*found[1:])
     here = dict.fromkeys(finding for findings in found for finding in findings)
-    return [finding for finding in here if finding.line or finding in everywhere]
+    return [
+        finding
+        for finding in here
+        if (finding.line or finding in everywhere) and not _is_chosen(finding, settings)
+    ]
+
+
+def _is_chosen(finding: LintFinding, settings: LintedSettings) -> bool:
+    """Whether a file gives what was found in one place, and another value in another."""
+    return finding.rule in _unless_chosen() and not settings.varied.isdisjoint(finding.names)
+
+
+@cache
+def _unless_chosen() -> frozenset[str]:
+    return frozenset(rule.id for rule in rules() if rule.unless_chosen)
 
 
 def _finding(

@@ -421,8 +421,7 @@ class _Reader:
         """A command line in quotes, for a shell of its own."""
         if self.depth >= 4:
             return
-        if text == word.text:
-            text = script_of(word)
+        text = script_of(word, text)
         with self.scope.part():
             reader = _Reader(self.scope, self.depth + 1)
             for setting in begin:

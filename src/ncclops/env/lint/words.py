@@ -105,8 +105,11 @@ class _Next:
 
 
 class _Lexer:
-    def __init__(self, text: str, line: int) -> None:
+    """``joins``: a line that goes on (``\\``) is one with the next, as a shell reads it."""
+
+    def __init__(self, text: str, line: int, *, joins: bool = True) -> None:
         self.text, self.position, self.line = text, 0, line
+        self._going_on = "" if joins else "\\\n"
         self._quote, self._backquote = _Next(text, "'"), _Next(text, "`")
         self._braces = _Next(text, "}}")
         self._all_closed = True
@@ -183,6 +186,10 @@ class _Lexer:
                 self._advance(len(self.text))
         self._documents = []
 
+    def whole_word(self) -> str:
+        """The text of the word that stands here."""
+        return self._word().text
+
     def _word(self) -> Word:
         text, start, line = self.text, self.position, self.line
         pieces: list[str] = []
@@ -233,11 +240,11 @@ class _Lexer:
                 self._advance(at + 1)
                 return "", False
             self._advance(end)
-            return _in_double_quotes(text[at + 1 : end - 1])
+            return _in_double_quotes(text[at + 1 : end - 1], self._going_on)
         if character == "\\":
             self._advance(min(at + 2, len(text)))
             piece = text[at + 1 : at + 2]
-            return ("", True) if piece == "\n" else (piece, True)
+            return (self._going_on if piece == "\n" else piece), True
         if character == "`":
             end = self._backquote.after(at + 1)
             self._advance(at + 1 if end < 0 else end + 1)
@@ -319,10 +326,11 @@ class _Lexer:
         return position
 
 
-def _in_double_quotes(inner: str) -> tuple[str, bool]:
+def _in_double_quotes(inner: str, going_on: str) -> tuple[str, bool]:
     value = _FALLBACK.sub(lambda match: match[1].strip("'\""), inner)
     known = DYNAMIC.search(re.sub(r"\\.", "", value)) is None and value != "$"
-    return re.sub(r"\\(\n|[\"\\$`])", lambda m: "" if m[1] == "\n" else m[1], value), known
+    value = re.sub(r"\\(\n|[\"\\$`])", lambda m: going_on if m[1] == "\n" else m[1], value)
+    return value, known
 
 
 def _at_home(text: str, raw: str) -> str:
@@ -333,11 +341,13 @@ def _at_home(text: str, raw: str) -> str:
     return text if "'" in raw or '"' in raw else text.replace(":~/", f":{_A_HOME}/")
 
 
-def script_of(word: Word) -> str:
-    """The text of a quoted word for a shell of its own; lines that go on stay lines."""
-    if "\\\n" not in word.raw or len(word.raw) < 2 or word.raw[0] + word.raw[-1] != '""':
-        return word.text
-    return re.sub(r"\\(\n|[\"\\$`])", lambda m: m[0] if m[1] == "\n" else m[1], word.raw[1:-1])
+def script_of(word: Word, text: str) -> str:
+    """``text``, with which ``word`` ends, for a shell of its own: lines that go on stay lines."""
+    if "\\\n" not in word.raw or not word.text.endswith(text):
+        return text
+    begin = len(word.text) - len(text)  # NAME=, an option: no line goes on there
+    whole = _Lexer(word.raw, word.line, joins=False).whole_word()
+    return whole[begin:] if whole[:begin] == word.text[:begin] else text
 
 
 def gathered_in(word: Word) -> list[HereDocument]:
