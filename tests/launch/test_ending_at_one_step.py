@@ -260,6 +260,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
         ended=False,
         updates=updates,
         stop_callbacks=callbacks,
+        wait=0,
         collectives=None,
         awaited=None,
     )

@@ -308,3 +308,46 @@ def test_after_a_restart_the_script_s_handler_of_a_stop_runs_to_its_end(
     assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0, 0]
     assert [run.stdout(rank).count("saved") for rank in (0, 1)] == [1, 1]
     assert [each["ranks_lost"] for each in run.named("restart")] == [[]]
+
+
+LEFT_WAITING = f"""{IN_SCRIPT}
+import signal, sys, time
+import torch.distributed as dist
+dist.init_process_group(**lane)
+rank = dist.get_rank()
+
+def save(*_):
+    if rank == 1:
+        time.sleep(5)  # longer than ranks are looked at: one that is left may still move
+    open(f"saved-{{rank}}", "w").close()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+dist.barrier()
+if rank < 2:
+    open(f"waits-{{rank}}", "w").close()
+    time.sleep(1000)
+dist.all_reduce(torch.ones(100, device=device))
+"""
+
+
+@lanes("gloo")
+def test_a_rank_that_waits_for_one_whose_handler_has_ended_runs_its_own(
+    background: Start, script: Script, tmp_path: Path, lane: Lane
+) -> None:
+    """It was killed in its collective at the end of the grace time, and had not saved."""
+    launcher = background(
+        *("launch", "--profile", lane.profile, "--nproc-per-node", "3", "--run-dir", "run"),
+        script(LEFT_WAITING),
+    )
+    for rank in (0, 1):
+        wait_for(tmp_path / f"waits-{rank}")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0, 0, 0]
+    (forced,) = run.named("stop-forced")
+    assert forced["ranks"] == [2]
+    saved = [(tmp_path / f"saved-{rank}").stat().st_mtime for rank in range(3)]
+    assert max(saved[:2]) <= forced["ts"]
+    assert run.verdict["reason"] == "stopped by SIGTERM"

@@ -15,10 +15,13 @@ SOURCE = """
 import time
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
+from ncclops.restart._interrupt.threads import main_thread_wait
 from ncclops.restart.waiting import main_thread_is_in_collective
 from ncclops.worker.start_up import StartUp
 
-start_up = StartUp(CollectiveCounter(recorder.current(), main_thread_is_in_collective))
+start_up = StartUp(
+    CollectiveCounter(recorder.current(), main_thread_is_in_collective, main_thread_wait)
+)
 
 def leave():
     raise ValueError

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
+from ncclops.agent.left_waiting import LeftWaiting
 from ncclops.agent.stop_agreement import StopAgreement, StopWay
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
@@ -151,16 +152,26 @@ class TeamStop:
         self.waits = False
         if not self._team.running():
             return
-        limit = self._job.stop_grace
         if way is Way.SIGNAL:
             await self._tell_where_ranks_wait_for_a_group()
-            limit = self._left()
-        elif self._stop.hurry:
+            await self._signal_by_handlers()
+            return
+        if self._stop.hurry:
             self._team.by_force = True
         else:
             late = await self._tell_where_late_ranks_are()
             await self._abort_groups(self._why_by_force(way), late)
-        await self.signal_all(limit)
+        await self.signal_all(self._job.stop_grace)
+
+    async def _signal_by_handlers(self) -> None:
+        freeing = LeftWaiting(self._job, self._team, self._condition, self._say)
+        # Of what ranks of other nodes do at this moment too little is known here.
+        task = asyncio.create_task(freeing.run()) if self._others is None else None
+        try:
+            await self.signal_all(self._left())
+        finally:
+            if task is not None:
+                task.cancel()
 
     async def force(self, why: str) -> None:
         """Stop the team now: there is nothing to wait for."""

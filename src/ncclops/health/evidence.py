@@ -14,7 +14,7 @@ from enum import StrEnum
 
 # Below this share of one core a process tree counts as idle: NCCL's watchdog and our own writer
 # use some CPU in a process that is stuck, too.
-_IDLE_CPU_SHARE = 0.05
+IDLE_CPU_SHARE = 0.05
 # The kernel counts CPU time in ticks of 10 ms: over less than this, a single one is a large share.
 _CPU_STRETCH_S = 1.0
 _STEPS_REMEMBERED = 8
@@ -170,7 +170,7 @@ def _values(reading: Reading) -> dict[Kind, float]:
 
 def _has_moved(kind: Kind, known: _Known, value: float, now: float) -> bool:
     if kind is Kind.CPU:
-        return value - known.value > _IDLE_CPU_SHARE * (now - known.at)
+        return value - known.value > IDLE_CPU_SHARE * (now - known.at)
     if kind is Kind.GPU:
         return bool(value)
     return value != known.value

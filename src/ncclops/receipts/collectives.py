@@ -47,12 +47,15 @@ class CollectiveCounter:
     """Notes the counters on the progress page of ``recorder``, in a separate thread.
 
     Not in the recorder's: its heartbeat must not depend on torch. ``is_in_call``: whether the main
-    thread is in a call that waits for peers; any thread calls it.
+    thread is in a call that waits for peers; ``wait``: the number of the wait in the kernel that it
+    is in, 0 for none. Any thread calls them.
     """
 
-    def __init__(self, recorder: Silent, is_in_call: Callable[[], bool]) -> None:
+    def __init__(
+        self, recorder: Silent, is_in_call: Callable[[], bool], wait: Callable[[], int]
+    ) -> None:
         self._recorder = recorder
-        self._is_in_call = is_in_call
+        self._is_in_call, self._wait = is_in_call, wait
         self._earlier: frozenset[str] = frozenset()
         self._on_nccl: Callable[[], object] | None = None
 
@@ -90,11 +93,13 @@ class CollectiveCounter:
                 listener, self._on_nccl = self._on_nccl, None
                 with suppress(OSError):
                     listener()
-            counted = count(statuses, earlier, is_in_call=self._is_in_call())
+            is_in_call = self._is_in_call()
+            counted = count(statuses, earlier, is_in_call=is_in_call)
             peer = awaited(earlier) if counted == before else None
             before = counted
             if earlier is self._earlier:  # else the script has started again meanwhile
-                self._recorder.note_collectives(counted, peer)
+                wait = self._wait() if is_in_call else 0
+                self._recorder.note_collectives(counted, peer, wait)
 
 
 def _is_of_nccl(group: str) -> bool:

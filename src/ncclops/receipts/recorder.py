@@ -272,13 +272,15 @@ class Recorder(Silent):
         self._numbers[progress.ENDED_NS] = self._now_ns()
 
     def note_collectives(
-        self, counted: tuple[int, int | None] | None, awaited: int | None = None
+        self, counted: tuple[int, int | None] | None, awaited: int | None = None, wait: int = 0
     ) -> None:
-        """How many were enqueued and completed, and who is awaited; see ``collectives``."""
+        """How many were enqueued and completed, who is awaited, and in which wait in the kernel the
+        main thread is meanwhile, 0 for none; see ``collectives``."""
         enqueued, completed = counted or (-1, None)
         self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
         self._numbers[progress.ENQUEUED] = enqueued + 1
         self._numbers[progress.AWAITED] = 0 if awaited is None else awaited + 1
+        self._numbers[progress.WAIT] = wait
 
     def note_pace(self, fields: dict[str, Any]) -> None:
         """How much this rank waits for others; see ``pace``."""

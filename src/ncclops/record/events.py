@@ -655,7 +655,9 @@ class StopAgreedEvent(Event, tag="stop-agreed", frozen=True, kw_only=True):
 
 
 class StopForcedEvent(Event, tag="stop-forced", frozen=True, kw_only=True):
-    """Ranks could not end together: their process groups are aborted, then SIGTERM is sent."""
+    """Ranks could not end together: their process groups are aborted, then SIGTERM is sent. Or they
+    had been sent it, and waited for ranks that had ended, so that their own handlers did not run.
+    """
 
     ranks: list[int] = []
     """the ranks of this node that still run"""

@@ -34,7 +34,7 @@ class Warmup(IntEnum):
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
 UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED, MAIN_NS = range(13, 18)
-RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED = range(18, 22)
+RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED, WAIT = range(18, 23)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -56,9 +56,10 @@ class Progress:
     in this iteration, and ``updates`` how often an optimizer has updated in it.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
     ``collectives`` how many were enqueued and completed, ``awaited`` the rank that a message waits
-    for (``receipts.collectives``). ``main_ns`` is when the main thread was last known to execute
-    Python, None where nothing looks. ``left``: the main thread is out of the script, which the
-    ranks are about to run again.
+    for (``receipts.collectives``). ``wait`` is the number of the wait in the kernel that the main
+    thread is in, within a call that waits for peers; 0: none is known. ``main_ns`` is when the main
+    thread was last known to execute Python, None where nothing looks. ``left``: the main thread is
+    out of the script, which the ranks are about to run again.
     """
 
     pid: int
@@ -80,6 +81,7 @@ class Progress:
     stop_callbacks: int
     collectives: tuple[int, int | None] | None
     awaited: int | None
+    wait: int
 
 
 class ProgressPage:
@@ -143,6 +145,7 @@ def read(path: Path) -> Progress | None:
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
         awaited=numbers[AWAITED] - 1 if numbers[AWAITED] > 0 else None,
+        wait=numbers[WAIT],
     )
 
 

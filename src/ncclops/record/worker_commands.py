@@ -34,7 +34,13 @@ class EndingCommand(WorkerCommand, tag="ending", frozen=True, kw_only=True):
 
 
 class AbortCommand(WorkerCommand, tag="abort", frozen=True, kw_only=True):
-    """Abort all process groups, since the process is about to be ended."""
+    """Abort all process groups, since the process is about to be ended.
+
+    ``on_host_only``: not where an operation of NCCL may be under way. The abort ends that without
+    an error, and what it has not summed would be saved by a script that is to save.
+    """
+
+    on_host_only: bool = False
 
 
 _Any = RestartCommand | TightenCommand | EndingCommand | AbortCommand

@@ -20,6 +20,7 @@ from ncclops.record import worker_record
 from ncclops.record.variables import COMPAT, RESTART, RUN_DIR
 from ncclops.record.worker_commands import AbortCommand, TightenCommand
 from ncclops.restart import alias
+from ncclops.restart._interrupt.threads import main_thread_wait
 from ncclops.restart.waiting import main_thread_is_in_collective
 from ncclops.timeouts import handed_over
 from ncclops.worker import (
@@ -58,7 +59,7 @@ agent_commands.listen()
 attached.install()
 agent_commands.on(AbortCommand, last_resort.abort_groups)
 optimizer_steps.count()
-counter = CollectiveCounter(recorder.current(), main_thread_is_in_collective)
+counter = CollectiveCounter(recorder.current(), main_thread_is_in_collective, main_thread_wait)
 network_open.follow(counter)
 counter.start()
 Waits(recorder.current()).follow()

@@ -14,7 +14,7 @@ class GroupsAbortedError(RuntimeError):
     """The agent has had the process groups aborted: what they have not delivered is of no use."""
 
 
-def abort_groups(_command: AbortCommand) -> None:
+def abort_groups(command: AbortCommand) -> None:
     """Abort the collectives under way, from any thread, and report that to the agent.
 
     A process that ends in the middle of one takes the communicator of its peers with it, and the
@@ -26,10 +26,19 @@ def abort_groups(_command: AbortCommand) -> None:
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
+        if command.on_host_only and _device_may_be_at_work():
+            return
         before_silent_ends.set(_end_script)
         kept_beside.drop()
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
     worker_record.report(GroupsAbortedEvent())
+
+
+def _device_may_be_at_work() -> bool:
+    from ncclops.restart._groups.backends import all_backends, has_watchdog
+    from ncclops.restart._groups.recorder import may_have_pending_operation_of_nccl
+
+    return any(map(has_watchdog, all_backends())) and may_have_pending_operation_of_nccl()
 
 
 def _end_script() -> None:

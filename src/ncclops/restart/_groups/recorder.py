@@ -17,10 +17,16 @@ def has_pending_operation() -> bool:
     recorder's counts do not tell: messages and collectives are numbered apart, and counted
     together. Asks CUDA about operations that are pending. Of Gloo collectives alone are recorded.
     """
+    return _is_pending_in_nccl() or any(
+        _pending_in_ended.get(group) != last for group, last in _pending_in_gloo().items()
+    )
+
+
+def _is_pending_in_nccl() -> bool:
     return any(
         operation["pg_id"] > _newest_ended or operation["process_group"][0] in outlive
         for operation in pending_operations()
-    ) or any(_pending_in_ended.get(group) != last for group, last in _pending_in_gloo().items())
+    )
 
 
 def pending_operations() -> Sequence[dict[str, Any]]:
@@ -35,6 +41,11 @@ def may_have_pending_operation() -> bool:
     It is off with ``TORCH_FR_BUFFER_SIZE=0``, which torch 2.7 to 2.10 have as default.
     """
     return has_pending_operation() or not recorded_groups()
+
+
+def may_have_pending_operation_of_nccl() -> bool:
+    """Whether an operation of NCCL has not ended, or the recorder has nothing of NCCL."""
+    return _is_pending_in_nccl() or not recorded_groups()
 
 
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import platform
 import re
 import threading
@@ -37,6 +38,12 @@ def kernel_wait(native_id: int | None) -> str | None:
     """
     found = _ASLEEP.search(_read(native_id, "status"))
     return found[1] if found else None
+
+
+def main_thread_wait() -> int:
+    """The same of the main thread, as a number; 0: in none. Any thread."""
+    # Its number is the process's, which ``threading`` does not know of a forked one.
+    return int(kernel_wait(os.getpid()) or 0)
 
 
 def is_running(native_id: int | None) -> bool:
