@@ -196,6 +196,23 @@ def test_any_program_can_be_seen_and_stopped(
     assert client.status_of(live.path).outcome == "stopped"
 
 
+def test_a_run_whose_directory_is_moved_goes_on_where_it_is_now(
+    sleeping: tuple[Live, Background, str], ncclops: Ncclops, tmp_path: Path
+) -> None:
+    live, job, _ = sleeping
+    parent = (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    moved = Live((parent / "run").rename(parent / "moved"))
+    deadline = time.monotonic() + LIMIT_S
+    while not (live.path.exists() and live.path.samefile(moved.path)):
+        assert time.monotonic() < deadline, "nothing leads from the old path to the new one"
+        time.sleep(0.02)  # no event: another process's link
+    moved.until(lambda s: s.source == "agent")
+    assert ncclops("stop", moved.path, "--grace", "9s").returncode == 0
+    job.wait(LIMIT_S)
+    assert Run(moved.path).verdict["outcome"] == "stopped"
+    assert client.status_of(moved.path).outcome == "stopped"
+
+
 def test_with_an_agent_that_is_killed_its_server_goes(
     sleeping: tuple[Live, Background, str],
 ) -> None:

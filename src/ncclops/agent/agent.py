@@ -41,6 +41,7 @@ from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis
+from ncclops.agent.moved import MoveWatch
 from ncclops.agent.notifications import Notifications
 from ncclops.agent.pulse import Pulse
 from ncclops.agent.rendezvous_result import Place
@@ -184,6 +185,7 @@ class _Agent:
         self._terminal.open()
         self._run.write_in_background(self._terminal.say)
         self._log.open()
+        MoveWatch(self._run.path, self._terminal.say).start()
         self._notifications.start()
         self._errors.watch(self._loop)
         leftovers.sweep_in_background()

@@ -203,7 +203,7 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
     try:
         control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:
-        return True
+        return launcher.is_alive(run_dir) is not True
     except FileNotFoundError:  # it has been swept, or there never was one
         return launcher.is_alive(run_dir) is False
     except OSError:
@@ -216,6 +216,11 @@ def _without_server(run_dir: Path) -> str:
     host = _agent_host(run_dir)
     if host is not None and host != host_name():
         return f"its agent is on {host} and can be asked there"
+    if launcher.is_alive(run_dir):
+        return (
+            "its launcher runs, and no agent listens here: this is a copy of its directory, or one"
+            " that was moved to another file system, or its control plane has failed"
+        )
     return "its agent is not there: it was killed, or has not begun"
 
 

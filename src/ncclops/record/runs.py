@@ -28,7 +28,7 @@ def find(text: str | None, *, live_only: bool = False, parent: Path = DEFAULT_PA
     """
     if text is not None:
         return Found(_named(text, parent))
-    runs = sorted(_runs(parent), key=_began, reverse=True)
+    runs = sorted(_different(_runs(parent)), key=_began, reverse=True)
     if not runs:
         raise UsageError(f"no runs in {parent}/: name a run directory, or go where it was started")
     live = [run for run in runs if is_live(run)]
@@ -61,7 +61,10 @@ def is_live(run_dir: Path) -> bool | None:
 
 def refuse_several(directory: Path) -> None:
     """Raise ``UsageError`` for a directory of several runs, which is no run itself."""
-    if not RunPaths(directory).holds_run() and len(runs := sorted(_runs(directory))) > 1:
+    if (
+        not RunPaths(directory).holds_run()
+        and len(runs := sorted(_different(_runs(directory)))) > 1
+    ):
         raise UsageError(
             f"{directory} holds {len(runs)} runs ({some_of(runs)}): name one of them, as in"
             f" {directory / runs[-1].name}"
@@ -97,7 +100,7 @@ def _named(text: str, parent: Path) -> Path:
         raise no_run(direct, text)
     fitting = [run for run in _runs(parent) if text and run.name.startswith(text)]
     exact = [run for run in fitting if run.name == text]
-    match exact or fitting:
+    match _different(exact or fitting):
         case [one]:
             return one.resolve()
         case []:
@@ -114,6 +117,15 @@ def _runs(parent: Path) -> list[Path]:
         return [path for path in parent.iterdir() if RunPaths(path).holds_run()]
     except OSError:
         return []
+
+
+def _different(runs: list[Path]) -> list[Path]:
+    """``runs`` without links to others of them: one was moved while it went on."""
+    links = [run for run in runs if run.is_symlink()]
+    for link in links:
+        if any(run.samefile(link) for run in runs if run is not link):
+            runs = [run for run in runs if run is not link]
+    return runs
 
 
 def _began(run: Path) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclops.record.regular_file import WithoutHoles, open_regular
 
-_IN_MODIFY = 0x2
+_IN_MODIFY, _IN_MOVE_SELF = 0x2, 0x800
 # A line longer than this is handed on in pieces, so that output without a newline (binary
 # garbage, an endless progress bar) cannot fill the memory.
 _LONGEST_LINE = 16 << 20
@@ -127,10 +127,11 @@ class GrowthWatch:
         """Readable when :meth:`wait` would return at once, for use in an event loop."""
         return self._poller.fileno()
 
-    def add(self, path: Path) -> None:
-        """Watch ``path``, which must exist."""
+    def add(self, path: Path, *, moves: bool = False) -> None:
+        """Watch ``path``, which must exist; with ``moves`` for being moved, instead of growth."""
         if self._inotify >= 0:
-            watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(path), _IN_MODIFY)
+            event = _IN_MOVE_SELF if moves else _IN_MODIFY
+            watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(path), event)
             if watch < 0:
                 self._give_up_inotify()
 
