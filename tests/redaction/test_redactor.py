@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from ncclops.env.catalogue import catalogue
 from ncclops.record.events import EscalationEvent
+from ncclops.redaction import redactor
 from ncclops.redaction.redactor import (
     _LINES_AT_ONCE,
     REDACTED,
@@ -362,3 +364,66 @@ def test_every_rule_has_a_secret_here() -> None:
 def test_the_time_grows_with_a_line_not_faster(piece: str) -> None:
     """Lines are of any length. What grew with its square took hours for four times this."""
     Redactor().text(piece * (125_000 // len(piece)))
+
+
+# Of these, lines that a pattern matches, or almost.
+PIECES = [
+    *(
+        "token",
+        "Token",
+        "api_key",
+        "KEY",
+        "passwd",
+        "secret",
+        "ſecret",
+        "credentıals",
+        "To\u212aen",
+    ),
+    *(
+        "=",
+        ":",
+        " := ",
+        "=>",
+        "%3D",
+        '"',
+        "'",
+        '\\"',
+        "]",
+        " ",
+        "\t",
+        "\x1b[1;32m",
+        "%22",
+        "f(",
+        "b",
+    ),
+    *("hunter2hunter2", "4096", "Abcdef", "a1b2c3", "<x>", "--hub-", "HF_", "name", "value", "\\"),
+    *("|", ">-", "-----BEGIN RSA PRIVATE KEY-----", "\n", "\u0130", "█", ",", "export "),
+]
+likely_lines = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
+
+
+@given(likely_lines)
+def test_what_spares_a_line_a_pattern_spares_none_that_it_matches(text: str) -> None:
+    for rule in rules():
+        if rule.needs is not None and rule.pattern.search(text):
+            assert rule.needs.search(redactor._in_small_letters(text)), rule.name
+
+
+@given(likely_lines, likely_lines)
+def test_what_spares_the_end_of_a_line_a_look_spares_none_that_is_a_name(
+    before: str, line: str
+) -> None:
+    end = (before + line.lstrip() if before else line)[-redactor._MOST_OF_A_NAME :].rstrip()
+    name = redactor._GOES_ON.sub("", end)
+    known = redactor._name_at_end(before, line)
+    if name != end or name.endswith((":", "=")):
+        assert known == (name if name.endswith("=") else f"{name} ")
+    else:
+        assert bool(known) == bool(redactor._NAME_ALONE.search(name))
+
+
+def test_letters_that_patterns_take_for_one_of_ascii_are_small_ones_of_it() -> None:
+    others = "".join(map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x110000))))
+    taken = set(re.findall("(?i)[a-z]", others))
+    assert taken >= {"\u017f", "\u0131", "\u0130", "\u212a"}
+    assert redactor._in_small_letters("".join(sorted(taken))).isascii()
