@@ -6,6 +6,8 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from ncclops.health.live import LiveWatch, WatchRules
 from ncclops.health.stalls import StallLimits
 from ncclops.health.stragglers import step_time_in
@@ -117,6 +119,27 @@ def test_the_time_per_step_is_the_mean_since_the_last_one_reported() -> None:
         notes = record(live, 0, now=10.0 + n, kind="step", step=n)
     assert live.flush() == [StepEvent(ts=21.0, rank=0, step=11, step_s=1.0)]
     assert notes == []
+
+
+@pytest.mark.parametrize("set_by_s", [-7200.0, -1.5, 1.5, 7200.0])
+def test_a_clock_that_is_set_changes_no_step_time(set_by_s: float) -> None:
+    """It gave a negative one, and then no step for as long as the clock had been set back."""
+    live, notes = watch(), list[Event]()
+    for n in range(36):
+        at = 10.0 + n + (set_by_s if n > 2 else 0.0)
+        notes += live.saw_line(0, line("step", step=n), now=10.0 + n, at=at)
+    steps = [note for note in notes + live.flush() if isinstance(note, StepEvent)]
+    assert [(each.step, each.step_s) for each in steps[1:]] == [
+        *((n, 1.0) for n in (10, 20, 30)),
+        (35, 1.0),
+    ]
+
+
+def test_a_clock_that_is_set_back_between_steps_that_are_seen_at_once_gives_no_step_time() -> None:
+    live = watch()
+    live.saw_line(0, line("step", step=0), now=10.0, at=10.0)
+    live.saw_line(0, line("step", step=1), now=10.0, at=-5.0)
+    assert live.flush() == [StepEvent(ts=-5.0, rank=0, step=1, step_s=None)]
 
 
 def test_a_step_that_is_printed_and_recorded_counts_once() -> None:

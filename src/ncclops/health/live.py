@@ -37,6 +37,8 @@ from ncclops.record.progress import WARM_AFTER_STEPS
 _COMPARE_EVERY_STEPS = 10
 
 
+# The agent sees a step less than so long after its end, unless it is held up.
+_SAME_CLOCK_S = 1.0
 _SILENT_STEP = Observation(kind="step", where=Where("", 0, ""))
 
 
@@ -156,7 +158,7 @@ class LiveWatch:
         shown = StepEvent(
             ts=at, rank=rank, step=number, step_s=seen.seconds, rate=seen.rate, unit=seen.unit
         )
-        return found + self._pace.saw(rank, shown)
+        return found + self._pace.saw(rank, shown, now)
 
     def _warm(self, rank: int, seconds: float | None, at: float, *, stated: bool) -> list[Event]:
         own = self._rank(rank)
@@ -206,19 +208,19 @@ class _Pace:
 
     def __init__(self) -> None:
         self._leader: int | None = None
-        self._recorded: tuple[int, float] | None = None
-        self._last: StepEvent | None = None  # seen since, and not recorded
+        self._recorded: _SeenStep | None = None
+        self._last: _SeenStep | None = None  # seen since, and not recorded
 
-    def saw(self, rank: int, shown: StepEvent) -> list[Event]:
+    def saw(self, rank: int, shown: StepEvent, now: float) -> list[Event]:
         if self._leader is not None and rank > self._leader:
             return []
         self._leader = rank
-        if self._recorded is not None and shown.step <= self._recorded[0]:
+        if self._recorded is not None and shown.step <= self._recorded.event.step:
             return []  # another rank led so far, or it is printed and recorded
-        if self._last is not None and shown.step <= self._last.step:
+        if self._last is not None and shown.step <= self._last.event.step:
             return []
-        self._last = shown
-        if self._recorded is None or shown.ts - self._recorded[1] >= STEP_EVERY_S:
+        self._last = _SeenStep(shown, now)
+        if self._recorded is None or (self._last.since(self._recorded) or 0.0) >= STEP_EVERY_S:
             return self.flush()
         return []
 
@@ -226,8 +228,23 @@ class _Pace:
         last, self._last = self._last, None
         if last is None:
             return []
-        if self._recorded is not None:  # the mean since the last one recorded
-            before, then = self._recorded
-            last = replace(last, step_s=round((last.ts - then) / (last.step - before), 6))
-        self._recorded = (last.step, last.ts)
-        return [last]
+        before, self._recorded = self._recorded, last
+        if before is None:
+            return [last.event]
+        elapsed_s, steps = last.since(before), last.event.step - before.event.step
+        mean_s = None if elapsed_s is None else round(elapsed_s / steps, 6)
+        return [replace(last.event, step_s=mean_s)]
+
+
+@dataclass(frozen=True)
+class _SeenStep:
+    event: StepEvent
+    seen_at: float  # by a monotonic clock, sometimes long after its end
+
+    def since(self, before: _SeenStep) -> float | None:
+        """Seconds between the ends of two steps, by when they were seen where the host's clock was
+        set in between; None where that does not tell them apart."""
+        by_clock, seen = self.event.ts - before.event.ts, self.seen_at - before.seen_at
+        if by_clock >= 0 and abs(by_clock - seen) < _SAME_CLOCK_S:
+            return by_clock
+        return seen if seen > 0 else None
