@@ -149,6 +149,10 @@ def test_an_incident_that_the_end_of_the_run_cut_short_is_a_note(
             in ncclops_in_process("incident", *named).stderr
         )
     assert "runs/a-run has no incident 7: it has 0" in ncclops_in_process("incident", "7").stderr
+    (run / "incidents/0/incident.json").symlink_to("nowhere")
+    damaged = ncclops_in_process("incident", "0")
+    assert damaged.returncode == 2
+    assert "a-run/incidents/0/incident.json is damaged; try " in damaged.stderr
 
 
 def test_an_incident_of_another_version_is_a_note(tmp_path: Path) -> None:

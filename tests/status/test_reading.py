@@ -231,6 +231,26 @@ def test_where_the_clock_was_set_meanwhile_the_verdict_says_how_long_it_took(run
     assert read_once(run).goodput is not None
 
 
+@pytest.mark.parametrize("events", ["cut", "a link to the verdict"])
+def test_a_run_with_a_verdict_has_ended_whatever_its_events_say(run: Path, events: str) -> None:
+    """They could not be written to their end, or something else lies there by now."""
+    record = VerdictRecord(
+        run_id="a-run",
+        attempts=1,
+        outcome="failed",
+        exit_code=1,
+        reason="rank 1 died",
+        seconds=24.5,
+    )
+    VERDICT.write(run / "verdict.json", record)
+    if events != "cut":
+        (run / "events.jsonl").unlink()
+        (run / "events.jsonl").symlink_to("verdict.json")
+    status = read_once(run)
+    assert (status.phase, status.outcome, status.exit_code) == ("ended", "failed", 1)
+    assert (status.reason, status.seconds) == ("rank 1 died", 24.5)
+
+
 def test_goodput_is_shown_while_the_run_goes_on(run: Path) -> None:
     now = time.time()
     steps = [event("step", now - 7 + n, 0, step=n) for n in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -227,10 +228,10 @@ def _record(directory: Path) -> IncidentRecord:
     there = (f"rank*/{name}" for name in _ANALYSED)
     is_shown = any(any(directory.glob(pattern)) for pattern in there)
     command = f"flight analyze {directory}" if is_shown else "diagnose"
-    raise UsageError(
-        f"{directory} has no {INCIDENT}: the run ended before it was written; try"
-        f" `ncclops {command}`"
-    )
+    why = f"{directory} has no {INCIDENT}: the run ended before it was written"
+    if os.path.lexists(directory / INCIDENT):
+        why = f"{directory / INCIDENT} is damaged"
+    raise UsageError(f"{why}; try `ncclops {command}`")
 
 
 # --- in words -------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from ncclops.goodput import SpansSoFar, measure
 from ncclops.host import process_view
 from ncclops.host_name import host_name
 from ncclops.record import event_log
+from ncclops.record.events import VerdictEvent
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN
-from ncclops.record.verdict_record import VERDICT
+from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.status import compare, merge
 from ncclops.status.event_facts import RankFacts, RunFacts
 from ncclops.status.gpu_memory import GpuMemory
@@ -41,6 +42,7 @@ class RunReader:
         self._reader = event_log.follow(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
         self._is_of_this_boot = _is_of_this_boot(run_dir)
+        self._is_cut = False  # the verdict is there, and not its event
 
     def read(self, *, lost: bool = False) -> RunStatus:
         """The status now, with what other nodes have sent.
@@ -56,6 +58,12 @@ class RunReader:
         for event in new:
             self._facts.add(event)
         self._spans.take_all(new, time.time())
+        if self._facts.verdict is None and (verdict := self._verdict()) is not None:
+            # Its event could not be written, or something has replaced the record of events.
+            self._is_cut = True
+            self._facts.verdict = VerdictEvent(
+                outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason
+            )
         return self._own_status(lost)
 
     def close(self) -> None:
@@ -98,17 +106,23 @@ class RunReader:
         )
 
     def _measured_s(self, status: RunStatus) -> float | None:
-        """How long a run took whose host's clock was set meanwhile, so that its events do not say.
+        """How long a run took of which its events do not say that: its host's clock was set
+        meanwhile, or they are cut.
 
         None where that is not known to have been so.
         """
+        record = self._verdict()
+        if record is None or (record.goodput is not None and not self._is_cut):
+            return None
+        if status.seconds is None:
+            return record.seconds if self._is_cut else None
+        return record.seconds if abs(status.seconds - record.seconds) > _SAME_CLOCK_S else None
+
+    def _verdict(self) -> VerdictRecord | None:
         try:
-            record = VERDICT.read(RunPaths(self._run_dir).verdict)
+            return VERDICT.read(RunPaths(self._run_dir).verdict)
         except (UsageError, OSError):
             return None
-        if record is None or record.goodput is not None or status.seconds is None:
-            return None
-        return record.seconds if abs(status.seconds - record.seconds) > _SAME_CLOCK_S else None
 
     def _look(self, facts: RankFacts, now: float) -> RankStatus:
         on_this_host = facts.host == host_name() and self._is_of_this_boot
