@@ -25,8 +25,9 @@ from ncclops.record import progress
 from ncclops.record.events import StopForcedEvent
 from ncclops.record.worker_commands import AbortCommand
 
-# As often as ranks note where they are.
-_LOOK_EVERY_S = 1.0
+# As often as ranks note where they are. Where one does not, its main thread may have gone on, and
+# keeps the others from running Python.
+_LOOK_EVERY_S, _NOTED_WITHIN_S = 1.0, 2.5
 # An abort takes milliseconds where it works at all.
 _ABORT_LIMIT = timedelta(seconds=5)
 
@@ -62,11 +63,14 @@ class LeftWaiting:
 
     def _wait(self, worker: Worker) -> Wait:
         page = progress.read(self._job.run.paths.rank(worker.rank).progress)
-        number = page.wait if page is not None and page.pid == worker.pid else 0
-        return Wait(number, tree_cpu_s(worker.pid))
+        cpu_s = tree_cpu_s(worker.pid)
+        if page is None or page.pid != worker.pid:
+            return Wait(0, cpu_s)
+        is_fresh = time.monotonic_ns() - page.tick_ns < _NOTED_WITHIN_S * 1e9
+        return Wait(page.wait if is_fresh else 0, cpu_s)
 
     async def _abort(self, left: list[Worker]) -> None:
-        command = AbortCommand(on_host_only=True)
+        command = AbortCommand(if_waiting=True)
         asked = {worker.rank for worker in left if worker.send_command(command)}
         done = lambda: asked <= self._team.aborted | self._team.ranks_ended  # noqa: E731
         await self._condition.until(done, _ABORT_LIMIT)

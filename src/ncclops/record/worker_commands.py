@@ -36,11 +36,12 @@ class EndingCommand(WorkerCommand, tag="ending", frozen=True, kw_only=True):
 class AbortCommand(WorkerCommand, tag="abort", frozen=True, kw_only=True):
     """Abort all process groups, since the process is about to be ended.
 
-    ``on_host_only``: not where an operation of NCCL may be under way. The abort ends that without
-    an error, and what it has not summed would be saved by a script that is to save.
+    ``if_waiting``: only if the main thread waits for peers, and not where an operation of NCCL may
+    be under way. The abort ends that without an error, and what it has not summed would be saved by
+    a script that is to save.
     """
 
-    on_host_only: bool = False
+    if_waiting: bool = False
 
 
 _Any = RestartCommand | TightenCommand | EndingCommand | AbortCommand

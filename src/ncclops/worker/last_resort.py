@@ -26,7 +26,7 @@ def abort_groups(command: AbortCommand) -> None:
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
-        if command.on_host_only and _device_may_be_at_work():
+        if command.if_waiting and not _waits_on_host_alone():
             return
         before_silent_ends.set(_end_script)
         kept_beside.drop()
@@ -34,11 +34,15 @@ def abort_groups(command: AbortCommand) -> None:
     worker_record.report(GroupsAbortedEvent())
 
 
-def _device_may_be_at_work() -> bool:
+def _waits_on_host_alone() -> bool:
     from ncclops.restart._groups.backends import all_backends, has_watchdog
     from ncclops.restart._groups.recorder import may_have_pending_operation_of_nccl
+    from ncclops.restart.waiting import main_thread_is_in_collective
 
-    return any(map(has_watchdog, all_backends())) and may_have_pending_operation_of_nccl()
+    uses_nccl = any(map(has_watchdog, all_backends()))
+    return main_thread_is_in_collective() and not (
+        uses_nccl and may_have_pending_operation_of_nccl()
+    )
 
 
 def _end_script() -> None:
