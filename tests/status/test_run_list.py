@@ -18,7 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ncclops.control.client import send, status_of
 from ncclops.diagnose.diagnosis import diagnose
+from ncclops.errors import NcclopsError
 from ncclops.host import process_identity
 from ncclops.record.control_address import listen_unix
 from ncclops.record.paths import RunPaths
@@ -31,6 +33,7 @@ from tests.control.conftest import start_of_run, write_events
 Ncclops = Callable[..., CompletedText]
 NOW = 1_790_000_000.0
 HERE = Launcher(**vars(process_identity.current()))
+GONE = msgspec.structs.replace(HERE, started_ticks=HERE.started_ticks - 1)
 
 WELL = VerdictRecord(
     run_id="x", outcome="completed", exit_code=0, reason="2 workers exited 0", attempts=1,
@@ -42,12 +45,14 @@ FAILED = VerdictRecord(
 )  # fmt: skip
 
 
-def run(path: Path, *, age_s: float, verdict: VerdictRecord | None = WELL) -> Path:
+def run(
+    path: Path, *, age_s: float, verdict: VerdictRecord | None = WELL, launcher: Launcher = GONE
+) -> Path:
     """A run directory as the agent leaves it."""
     write_events(path, start_of_run(NOW - age_s))
     record = RunRecord(
         run_id=path.name, started=NOW - age_s, world_size=2, profile=ProfileUsed(name="local-cpu"),
-        launcher=HERE,
+        launcher=launcher,
     )  # fmt: skip
     RUN.write(path / "run.json", record)
     if verdict is not None:
@@ -183,17 +188,28 @@ def test_the_run_of_another_user_is_not_lost_while_its_launcher_runs() -> None:
         def states() -> list[str]:
             return [*(line.state for line in list_runs([parent])), diagnose(theirs).state]
 
-        theirs = run(parent / "theirs", age_s=60, verdict=None)
+        theirs = run(parent / "theirs", age_s=60, verdict=None, launcher=HERE)
         with listen_unix(theirs):
             assert states() == ["running", "running"]
             with as_another_user(socket):
                 assert states() == ["running", "running"]
             record = RUN.read(theirs / "run.json")
             assert record is not None
-            gone = msgspec.structs.replace(HERE, started_ticks=HERE.started_ticks - 1)
-            RUN.write(theirs / "run.json", msgspec.structs.replace(record, launcher=gone))
+            RUN.write(theirs / "run.json", msgspec.structs.replace(record, launcher=GONE))
             with as_another_user(socket):
                 assert states() == ["lost", "lost"]
+
+
+def test_a_copy_of_the_directory_of_a_run_under_way_shows_no_lost_run(tmp_path: Path) -> None:
+    """As one has it that was moved to another file system: there no agent listens."""
+    copy = run(tmp_path / "copy", age_s=60, verdict=None, launcher=HERE)
+    (line,) = list_runs([tmp_path])
+    assert (line.state, diagnose(copy).state, status_of(copy).phase) == (
+        *("running", "running"),
+        "starting",
+    )
+    with pytest.raises(NcclopsError, match="its launcher runs, and no agent listens here"):
+        send(copy, {"action": "stop"})
 
 
 def test_a_name_that_somebody_else_has_chosen_is_one_line(

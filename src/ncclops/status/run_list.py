@@ -254,9 +254,10 @@ def _without_verdict(path: Path, run: _Run) -> tuple[State, float | None]:
 
 
 def is_under_way(run_dir: Path, launcher: Any | None) -> bool:
-    """Whether the run has an agent on this machine: ``launcher`` of ``run.json``, if known."""
+    """Whether a run without a verdict has an agent on this machine: by its socket, which a copy of
+    its directory does not have, or by ``launcher`` of ``run.json``, if known."""
     live = runs.is_live(run_dir)
-    if live is None and launcher is not None:
+    if not live and launcher is not None:
         live = process_identity.is_alive(ProcessIdentity.of(launcher))
     return bool(live)
 
