@@ -121,11 +121,8 @@ def _runs(parent: Path) -> list[Path]:
 
 def _different(runs: list[Path]) -> list[Path]:
     """``runs`` without links to others of them: one was moved while it went on."""
-    links = [run for run in runs if run.is_symlink()]
-    for link in links:
-        if any(run.samefile(link) for run in runs if run is not link):
-            runs = [run for run in runs if run is not link]
-    return runs
+    links_first = sorted(runs, key=Path.is_symlink, reverse=True)
+    return list({run.resolve(): run for run in links_first}.values())
 
 
 def _began(run: Path) -> tuple[float, str]:
