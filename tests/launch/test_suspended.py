@@ -65,6 +65,27 @@ def last_step(run: Path) -> int:
     return max((step for step in steps if step is not None), default=-1)
 
 
+def test_a_run_is_asked_and_stopped_while_its_launcher_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    shell = Shell(tmp_path)
+    ncclops = f"{sys.executable} -m ncclops"
+    try:
+        shell.type(f"{ncclops} launch --restart none --nproc-per-node 2 --run-dir run train.py\n")
+        shell.wait_for("step 5\r\n")
+        shell.type("\x1a")
+        shell.wait_for("Stopped")
+        shell.type(f"{ncclops} status run; echo a$((1 + 1))b\n")
+        assert "is stopped" not in shell.wait_for("\r\na2b")
+        shell.type(f"{ncclops} stop run; echo code $?\n")
+        assert "stopping gracefully" in shell.wait_for("\r\ncode 0")
+        wait_until((tmp_path / "run" / "verdict.json").exists, "verdict")
+        shell.type("fg\n")
+        shell.wait_for("verdict: run/verdict.json")
+    finally:
+        shell.close()
+    assert json.loads((tmp_path / "run" / "verdict.json").read_text())["outcome"] == "stopped"
+
+
 def test_the_run_goes_on_while_its_launcher_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"

@@ -26,14 +26,22 @@ def is_alive(run_dir: Path) -> bool | None:
 
 
 def stopped(run_dir: Path) -> list[int]:
-    """The pids of the launcher and of its agent, the launcher's child, that a signal has stopped
-    (SIGSTOP, or SIGTSTP from a terminal); none where that cannot be seen from here."""
+    """The pids to continue where a signal has stopped the agent, the launcher's child; the
+    launcher's, too, if it is stopped. None where that cannot be seen from here, and none where the
+    launcher alone is stopped, as by Ctrl-Z: the agent looks after the run, and can be asked."""
     started_by = _recorded(run_dir)
     if started_by is None or not process_identity.is_alive(started_by):
         return []
-    pids = [started_by.pid, *process_view.children(started_by.pid)]
-    states = {pid: process_view.read_stat(Path(f"/proc/{pid}")) for pid in pids}
-    return [pid for pid, stat in states.items() if stat is not None and stat.state == "T"]
+    children = process_view.children(started_by.pid)
+    held = [pid for pid in children if _is_stopped(pid)]
+    if not held and children:
+        return []
+    return [started_by.pid, *held] if _is_stopped(started_by.pid) else held
+
+
+def _is_stopped(pid: int) -> bool:
+    stat = process_view.read_stat(Path(f"/proc/{pid}"))
+    return stat is not None and stat.state == "T"
 
 
 def _recorded(run_dir: Path) -> ProcessIdentity | None:
