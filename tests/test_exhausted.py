@@ -23,6 +23,12 @@ from ncclops.exhausted import advice, described
         (OSError(errno.ENOSPC, "No space left on device"), "df -i"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
         (OSError(errno.EROFS, "Read-only file system"), "read-only"),
+        (OSError(errno.EIO, "Input/output error"), "dmesg"),
+        (OSError(errno.ESTALE, "Stale file handle"), "server of the file system"),
+        (
+            OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
+            "server of the file system",
+        ),
         (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "ulimit -f"),
         (TimeoutError(errno.ETIMEDOUT, "the file system does not answer"), "server"),
     ],

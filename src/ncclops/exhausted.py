@@ -1,4 +1,5 @@
-"""What a machine, a container or a limit has run out of: in words, and what to do about it."""
+"""What a machine, a container or a limit has run out of, or a disk has failed in: in words, and
+what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import resource
 
 
 def advice(error: BaseException) -> str | None:
-    """What is exhausted where ``error`` came up, and what to do; None where nothing is."""
+    """What is exhausted, or has failed, where ``error`` came up, and what to do; None where nothing
+    is."""
     if isinstance(error, MemoryError):
         return _MEMORY
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
@@ -33,6 +35,8 @@ def advice(error: BaseException) -> str | None:
         case errno.EFBIG if error.strerror == os.strerror(errno.EFBIG):
             size = _limit(resource.RLIMIT_FSIZE, 1024)
             return f"files are limited to {size} KiB: raise `ulimit -f`"
+        case errno.EIO | errno.ESTALE | errno.ENOTCONN:
+            return _DISK
         case errno.ETIMEDOUT:
             return "is its server reachable?"
         case _:
@@ -57,6 +61,7 @@ def reason(error: BaseException) -> str:
     return what if known is None else f"{what} ({known})"
 
 
+_DISK = "the disk, or the server of the file system, has failed: `dmesg` or the server says why"
 _MEMORY = "no memory: `ulimit -v` or the container limits it, or the machine has no more"
 
 

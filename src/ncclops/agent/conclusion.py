@@ -21,6 +21,7 @@ from ncclops.exit_codes import DEFAULT, ExitCodes
 from ncclops.goodput import Goodput
 from ncclops.record import event_log
 from ncclops.record.events import VerdictEvent
+from ncclops.record.regular_file import is_there
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import (
@@ -123,7 +124,7 @@ def conclude_crash(
     """
     is_ours = not isinstance(error, OSError | NcclopsError) and advice(error) is None
     what = f"{type(error).__name__}: {error}" if is_ours else described(error)
-    where = f"; see {run.shown(run.paths.agent_log)}" if run.paths.agent_log.exists() else ""
+    where = f"; see {run.shown(run.paths.agent_log)}" if is_there(run.paths.agent_log) else ""
     reason = f"internal error: {what}{where}, and report it"
     verdict = VerdictRecord(
         run_id=run.run_id,
@@ -136,7 +137,7 @@ def conclude_crash(
         first_failure=None,
         workers=sorted(endings, key=lambda ending: ending.rank),
     )
-    return verdict if run.paths.verdict.exists() else _write(run, verdict)
+    return verdict if is_there(run.paths.verdict) else _write(run, verdict)
 
 
 def _write(run: RunDirectory, verdict: VerdictRecord) -> VerdictRecord:

@@ -15,10 +15,12 @@ from contextlib import contextmanager, suppress
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TypeVar
 
+from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
 from ncclops.plain_text import plain
 from ncclops.record.events import InternalErrorEvent
 from ncclops.record.log_file import LogFile
+from ncclops.record.regular_file import is_there
 from ncclops.record.run_directory import RunDirectory
 
 T = TypeVar("T")
@@ -115,15 +117,16 @@ class InternalErrors:
     def add(self, doing: str, error: BaseException) -> None:
         """``error`` came up while ``doing`` something, which is left out.
 
-        Where the machine has run out of something, that is a warning, and no mistake.
+        Where the machine has run out of something, or a file cannot be read, that is a warning, and
+        no mistake.
         """
-        if advice(error) is not None:
+        if isinstance(error, NcclopsError) or advice(error) is not None:
             log.warning("%s failed: %s", doing, described(error))
             return
         self.count += 1
         where = self._run.shown(self._run.paths.agent_log)
         what = f"{type(error).__name__}: {error}"
-        see = f" (see {where})" if self._run.paths.agent_log.exists() else ""
+        see = f" (see {where})" if is_there(self._run.paths.agent_log) else ""
         log.error("internal error in %s: %s%s", doing, what, see, exc_info=error)
         self._run.add(InternalErrorEvent(doing=doing, error=what, log=where))
 

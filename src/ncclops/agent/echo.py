@@ -11,15 +11,18 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ncclops.agent.screen import Screen
 from ncclops.plain_text import plain
 from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch, LineReader
+
+Read = TypeVar("Read")
 
 _CHUNK = 1 << 16
 # Of one file, once the run has ended: more takes minutes, and nobody reads it.
@@ -117,10 +120,10 @@ class Echo:
             if not last_look and self._finishing.is_set():
                 last_look = True
                 for feed in self._feeds:
-                    self._tell_left_out(feed.source, feed.pass_over())
+                    self._tell_left_out(feed.source, _read(feed.pass_over, 0))
             while self._notes:
                 self._write_note(self._notes.popleft())
-            grown = [feed.pump() for feed in self._feeds]
+            grown = [_read(feed.pump, False) for feed in self._feeds]
             if any(grown):
                 self._shown_at = time.monotonic()
                 continue
@@ -220,6 +223,15 @@ class _PlainFeed:
     def finish(self) -> None:
         self._screen.end_line()
         self._file.close()
+
+
+def _read(look: Callable[[], Read], otherwise: Read) -> Read:
+    """What ``look`` returns; ``otherwise`` where the file system of the output gives errors: what
+    ncclops itself has to say is shown all the same."""
+    try:
+        return look()
+    except OSError:
+        return otherwise
 
 
 def _is_passing(line: bytes) -> bool:

@@ -90,7 +90,8 @@ class LiveScan:
         """What these write from now on is no evidence: their groups are about to be aborted."""
         for path, rank in self._ranks.items():
             if rank in ranks and path in self._files:
-                self._evidence_ends[path] = os.fstat(self._files[path].fileno()).st_size
+                with suppress(OSError):  # and nothing of it can be read
+                    self._evidence_ends[path] = os.fstat(self._files[path].fileno()).st_size
 
     def finish(
         self,
@@ -118,7 +119,8 @@ class LiveScan:
         self._thread.join()
         self._watch.close()
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # of a file system that has failed: nothing is lost with it
+                file.close()
         if self._scanner is None or self._failure is not None:
             return unread(str(self._failure), self._failure)
         for rank, lines in driver.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from ncclops.capture import snapshot_server
 from ncclops.capture.rank_snapshot import RankSnapshot
 from ncclops.record import snapshot_files
+from ncclops.record.regular_file import is_there
 from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
@@ -85,7 +86,7 @@ class IncidentSnapshots:
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:
         """Record why there is no snapshot of a rank whose node was lost."""
         rank_dir = snapshot_files.rank_dir(directory, rank)
-        if not rank_dir.exists():
+        if not is_there(rank_dir):
             snapshot_files.add_missing(rank_dir, reason, list(snapshot_files.COMPLETE), ended=True)
 
     def close(self, timeout_s: float) -> None:

@@ -51,6 +51,7 @@ from ncclops.receipts.log_formats import parse_forms
 from ncclops.record import answer, event_log, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix, tcp_address
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent, WorkerStartedEvent
+from ncclops.record.regular_file import is_there
 from ncclops.record.run_directory import DirectoryTaken, RunDirectory
 from ncclops.redaction.redactor import Redactor
 from ncclops.schedulers import affinity
@@ -298,7 +299,7 @@ def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float,
     error, seconds = NcclopsError(why), time.monotonic() - began
 
     def conclude() -> None:
-        if not run.paths.verdict.exists():
+        if not is_there(run.paths.verdict):
             events = event_log.read(run.paths.events)
             begun = {each.attempt for each in events if isinstance(each, WorkerStartedEvent)}
             verdict = conclusion.conclude_crash(

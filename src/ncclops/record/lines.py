@@ -43,8 +43,9 @@ class RecordReader(Generic[Record]):
         self.skipped = 0
 
     def new(self) -> Iterator[Record]:
-        """The records whose lines are complete by now and that were not read before."""
-        while lines := list(self._lines.read()):
+        """The records whose lines are complete by now and that were not read before; none while
+        the file system gives errors (a disk has failed, a server does not know its file)."""
+        while lines := self._lines_read():
             yield from self._decoded(lines)
 
     def rest(self) -> Iterator[Record]:
@@ -57,6 +58,12 @@ class RecordReader(Generic[Record]):
 
     def close(self) -> None:
         self._lines.close()
+
+    def _lines_read(self) -> list[bytes]:
+        try:
+            return list(self._lines.read())
+        except OSError:
+            return []
 
     def _decoded(self, lines: Iterator[bytes] | list[bytes]) -> Iterator[Record]:
         for line in lines:

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -78,8 +79,15 @@ class WithoutHoles(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._file.close()
+            with suppress(OSError):  # of a file system that has failed: nothing is lost with it
+                self._file.close()
         super().close()
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at ``path``; False also where its file system gives errors, for which
+    ``Path.exists`` raises them."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def can_be_quoted(path: str) -> bool:

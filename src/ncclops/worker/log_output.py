@@ -11,7 +11,8 @@ import io
 import sys
 from typing import Any
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_FAILED = (errno.EIO, errno.ESTALE, errno.ENOTCONN)  # the last two: a server's, or its client's
 
 
 class _LogFile(io.FileIO):
@@ -20,7 +21,7 @@ class _LogFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _FULL + _FAILED:
                 raise
             return memoryview(data).nbytes
 

@@ -31,7 +31,9 @@ class Printed:
     def begin(self) -> None:
         """The script starts (again): what was printed before does not count."""
         for path in self._begins:
-            self._begins[path] = path.stat().st_size if path.exists() else 0
+            self._begins[path] = 0
+            with suppress(OSError):  # it is not there, or its file system has failed
+                self._begins[path] = path.stat().st_size
 
     def explain(self, error: Exception | SystemExit) -> None:
         """Add the printed line to ``error`` that shows that it is final, if only that shows it."""
