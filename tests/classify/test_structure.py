@@ -433,6 +433,23 @@ def test_a_counter_that_goes_back_is_seen_however_the_output_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "class_"),
+    [
+        (
+            "[  2]  520 || B: 3.451 | C: 2.964 | T: 12.031 || ETA: 2 days, 4:31:22 || timer: 1.4",
+            "no",
+        ),
+        ("[40/900] box: 0.051, cls: 1.28e-01, eta: 0:14:09", "no"),
+        ("fetch model.bin: 34.5 MB/s, ETA: 0:14:09", "unknown"),
+        ("convert shard 7: 3.1 MB/s, 2.0 GB done, eta 0:14:09", "unknown"),
+    ],
+)
+def test_a_row_of_figures_with_the_time_that_is_left_is_a_step(row: str, class_: str) -> None:
+    expected = "no-failure-seen" if class_ == "no" else "unknown"
+    assert classify(f"{row}\n").verdict.class_ == expected
+
+
+@pytest.mark.parametrize(
     "state",
     [
         '{"step": 0, "loss": 0.0}',

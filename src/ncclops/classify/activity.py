@@ -32,6 +32,11 @@ _STEPS: _Signs = (
         rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
         rb"\d+\.?\d* +\d+\.\d+",
     ),
+    # Rows of figures with the time that is left, whatever their names: yolact's, MMEngine's.
+    (
+        (b"eta: ",),
+        rb"(?:\b[A-Za-z]\w{0,30}: ?\d+\.\d[\d.e+-]*[ ,|;]{1,4}){2}[^\n\r]{0,200}?\b(?i:eta): \d",
+    ),
     # What DeepEP's and other tests of bandwidth print of each size.
     ((b"[tuning]",), rb"\[tuning\][^\n]{0,120}?\d GB/s"),
     # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
