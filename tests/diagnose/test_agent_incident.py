@@ -40,6 +40,31 @@ def test_a_rank_that_left_an_exception_is_blamed_with_it(run: Path) -> None:
     assert (made["world_size_before"], made["world_size"]) == (2, 0)
 
 
+ABSENT = "ncclops.worker.meeting.AbsentRanksError: waited 6 s for ranks {} of 40, {}"
+NOT_COME = "which had not come to the making of group mesh:dp: rank 1 on n0 is at a.py:6 in f"
+
+
+@pytest.mark.parametrize(
+    ("said", "absent"),
+    [
+        (ABSENT.format("1, 3-5", NOT_COME), [1, 3, 4, 5]),
+        (ABSENT.format("0-15 and 9 more", NOT_COME), list(range(16))),
+        (ABSENT.format("1-999999999", NOT_COME), list(range(1, 17))),
+        (ABSENT.format("-, 5-, 3-1", NOT_COME), [5]),
+        # After ranks were lost numbers do not say which rank of the job it is.
+        (ABSENT.format("1", "which had not come to the making of group 3"), []),
+        ("ValueError: bad", []),
+    ],
+)
+def test_ranks_that_did_not_come_are_beside_the_one_that_waited(
+    run: Path, said: str, absent: list[int]
+) -> None:
+    message = {"message": said, "extraInfo": {"py_callstack": "Traceback: there"}}
+    (run / "ranks" / "0" / "error-0.json").write_text(json.dumps({"message": message}))
+    made = record(record_end(run, ended={0: FAILED}, running=[], attempt=0))
+    assert (made["first_faulty_rank"], made["absent_ranks"]) == (0, absent)
+
+
 @pytest.mark.parametrize("left", [None, "", "{", "[]", '{"message": 5}', '{"message": {}}'])
 def test_without_an_exception_it_is_how_the_process_ended(run: Path, left: str | None) -> None:
     if left is not None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ncclops.record import incident_record
+from ncclops.record.paths import RunPaths
 from tests.conftest import LIMIT_S, free_port
 from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Background, Run
@@ -81,6 +83,9 @@ def test_a_rank_that_does_not_come_to_the_default_group(
     assert background("launch", *options, "--run-dir", "run", path).wait(LIMIT_S) == 1
     where = r"the making of the default group \(init_process_group\)"
     check(Run(tmp_path / "run"), 1, path, where)
+    record = incident_record.read(RunPaths(tmp_path / "run").incident(0))
+    assert record is not None
+    assert (record.first_faulty_rank != 1, record.absent_ranks) == (True, [1])
 
 
 @pytest.mark.extended

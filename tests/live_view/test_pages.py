@@ -96,6 +96,7 @@ def incident(run: RunPaths, number: int, faulty: int) -> None:
         first_faulty_rank=faulty,
         at=1000.0,
         faulty_ranks=[faulty],
+        absent_ranks=[faulty + 5],
         exception="ValueError: x",
         traceback="Traceback\n\x1b[31mValueError: x",
     )
@@ -112,6 +113,8 @@ def test_the_incident_of_a_rank_else_the_latest(run: RunPaths, starts_processes:
     assert any(text.startswith("incident 1: ") for text in texts(found))
     beside = pages.read(run.root, wanted("incident", which=-5), status(2))
     assert beside.title == "incident 0, of 0-2"
+    awaited = pages.read(run.root, wanted("incident", number=6), status(2))
+    assert awaited.title == "incident 1, of 0-2"
     nobody = pages.read(run.root, wanted("incident", number=7), status(2))
     assert nobody.title == "incident 2, of 0-2"
     assert texts(nobody)[0] == "no incident of rank 7; this is the latest of all"

@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from ncclops.restart._process import release
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Causes, ExceededTimeout, Fault, FaultKind
-from ncclops.restart.exception import Escalation, RestartAbort
+from ncclops.restart.exception import Escalation, PeersAbsent, RestartAbort
 from ncclops.restart.incident import describe
 from ncclops.restart.raised import (
     Raised,
@@ -174,6 +174,17 @@ def test_an_escalation_travels_with_the_fault_to_every_ranks_incident() -> None:
     document = json.loads(json.dumps(incident.to_dict()))
     assert document["escalation"]["to"] == "respawn"
     assert document["raised"]["name"] == "RestartAbort"
+
+
+def test_who_was_waited_for_is_beside_who_raised() -> None:
+    state, said = State(rank=0, world_size=3), "waited 6 s for rank 1 of 3"
+    faults = tuple(fault_of(PeersAbsent(said, [1]), rank) for rank in (0, 2))
+    everyone = frozenset({0, 2})
+    agreement = Agreement(0, everyone, frozenset(), frozenset(), faults, (0, 2))
+    incident = describe(agreement, state, state, {})
+    assert (incident.first_faulty_rank, incident.absent_ranks) == (0, (1,))
+    assert incident.exception is not None
+    assert json.loads(json.dumps(incident.to_dict()))["absent_ranks"] == [1]
 
 
 def test_an_exceeded_timeout_is_a_value() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.classify import Scanner
+from ncclops.record.incident_record import absent_ranks
 from ncclops.worker.group_defaults import _meeting
 from ncclops.worker.meeting import AbsentRanksError, Meeting, Team
 
@@ -84,6 +85,8 @@ def test_absent_ranks_are_named_with_their_hosts_and_one_rank_finds_out() -> Non
         "waited for ranks 1, 6, 7 of 8, which had not come to init_process_group:"
         " rank 1 on n0; rank 6 on n3; rank 7 on n3"
     )
+    assert {getattr(f.exception(), "absent_ranks", None) for f in came} == {(1, 6, 7)}
+    assert absent_ranks(f"AbsentRanksError: {said[0]}") == [1, 6, 7]
     assert sum(each.calls["check"] == size for each in stores) == 1
     scanner = Scanner()
     scanner.feed(0, "stderr.log", f"ncclops.worker.meeting.AbsentRanksError: {said[0]}\n".encode())

@@ -80,6 +80,7 @@ def record_end(
             summary=first.summary,
             detail=first.detail,
             first_faulty_rank=first.initial_rank,
+            absent_ranks=incident_record.absent_ranks(first.summary),
             faulty_ranks=[fault.initial_rank for fault in faults],
             ranks_lost=list(ended),
             exception=first.summary if first.traceback else None,

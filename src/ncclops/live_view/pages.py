@@ -164,10 +164,12 @@ def _whatever_rank(lines: Sequence[Line], _: int | None) -> Sequence[Line]:
 
 
 def _about(run_dir: Path, rank: int | None, known: Sequence[int]) -> int | None:
-    """The newest incident in which ``rank`` had a fault, or was lost."""
+    """The newest incident in which ``rank`` had a fault, was lost, or did not come."""
     for number in reversed(known[-_SEARCHED:]):
         record = incident_record.read(RunPaths(run_dir).incident(number))
-        if record is not None and rank in {*record.faulty_ranks, *record.ranks_lost}:
+        if record is None:
+            continue
+        if rank in {*record.faulty_ranks, *record.ranks_lost, *record.absent_ranks}:
             return number
     return None
 

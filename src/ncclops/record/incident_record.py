@@ -16,11 +16,32 @@ import msgspec
 from ncclops.record.documents import write_document
 from ncclops.record.paths import INCIDENT
 from ncclops.record.regular_file import read_regular
+from ncclops.whole_numbers import whole_number
 
 SCHEMA = "ncclops.incident/1"
 # The cause on a node of which no rank has failed: one of another node has.
 ELSEWHERE = "elsewhere"
+_MOST_ABSENT = 16  # as many as a rank names
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+# What a rank says that has waited for others before a process group was made (worker.meeting).
+_ABSENT = re.compile(
+    r"waited \d+ s for ranks? (?P<ranks>[\d, -]{1,200})(?: and \d+ more)? of \d+,"
+    r" which had not come to [^\n]{1,500}?: rank \d+ on "
+)
+
+
+def absent_ranks(said: str) -> list[int]:
+    """The ranks that did not come to where the rank waited that ``said`` this; none: not known."""
+    found = _ABSENT.search(said)
+    ranks: list[int] = []
+    for each in found["ranks"].split(", ") if found else ():
+        first, _, last = each.partition("-")
+        if (begin := whole_number(first)) is not None:
+            end = whole_number(last or first)
+            ranks += range(begin, begin if end is None else end + 1)[:_MOST_ABSENT]
+    return ranks[:_MOST_ABSENT]
 
 
 def same_words(one: str, other: str) -> bool:
@@ -85,6 +106,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     The agent's own has an ``attempt`` and no ``initial_rank``, ``rank_before`` and ``rank``;
     ``silent`` are the ranks that gave no snapshot. ``at`` is in seconds since the epoch.
+    ``absent_ranks`` have raised nothing: ``first_faulty_rank`` has, which had waited for them.
     """
 
     schema: str = SCHEMA
@@ -96,6 +118,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     faulty_ranks: list[int] = []
     ranks_lost: list[int] = []
     ranks_returned: list[int] = []
+    absent_ranks: list[int] = []
     exception: str | None = None
     traceback: str | None = None
     faults: list[FaultRecord] = []

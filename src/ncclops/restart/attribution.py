@@ -17,6 +17,7 @@ from ncclops.restart.exception import (
     CudaContextLost,
     Escalation,
     GpuUnusable,
+    PeersAbsent,
     RestartAbort,
     RestartError,
 )
@@ -100,7 +101,8 @@ class Fault:
     without the rank's number, where it begins with that. ``raised`` is the exception, ``timeout``
     what a silent rank has exceeded (of a rank that ``died``: ``None`` unless its monitor process
     ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``, ``device`` the
-    GPU of one that leaves with ``GpuUnusable`` or ``CudaContextLost``, and its host.
+    GPU of one that leaves with ``GpuUnusable`` or ``CudaContextLost``, and its host;
+    ``absent_ranks`` are those that it waited for in vain (``PeersAbsent``).
     ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
     one that it was raised from, is a connection's or a collective's; a silent rank waits in
     ``torch.distributed``, or has threads that run and another rank has recorded it.
@@ -123,6 +125,7 @@ class Fault:
     instant: Instant | None = None
     recorded_after_s: float | None = None
     device: str | None = None
+    absent_ranks: tuple[int, ...] = ()
 
     @property
     def stops_restarting(self) -> bool:
@@ -207,6 +210,7 @@ class Fault:
         """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(line)
         fields["kind"] = FaultKind(fields["kind"])
+        fields["absent_ranks"] = tuple(fields["absent_ranks"])
         if raised := fields.get("raised"):
             fields["raised"] = Raised(**{**raised, "bases": tuple(raised["bases"])})
         if timeout := fields.get("timeout"):
@@ -248,6 +252,7 @@ class Fault:
             escalation=error.escalation if isinstance(error, RestartAbort) else None,
             due_to_peer=is_due_to_peer(error),
             device=error.device if isinstance(error, GpuUnusable | CudaContextLost) else None,
+            absent_ranks=error.absent_ranks if isinstance(error, PeersAbsent) else (),
         )
 
     @classmethod

@@ -6,6 +6,7 @@
     ├── RestartAbort             stop restarting: ends this rank, the others go on without it
     └── RankShouldRestart        raised asynchronously in the main thread to leave the function
     Exception
+    ├── PeersAbsent              this rank waited for others that did not come
     └── RestartError             base of what the wrapper itself reports
         ├── HealthCheckError     a health check found this rank unfit to go on
         │   ├── GpuUnusable      its GPU is broken or lost
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 
@@ -109,6 +111,17 @@ class RestartAbort(BaseException):
     def __init__(self, *args: object, escalation: Escalation | None = None) -> None:
         super().__init__(*args)
         self.escalation = escalation
+
+
+class PeersAbsent(RuntimeError):
+    """This rank waited in vain for others; ``absent_ranks`` are their initial ranks, where known.
+
+    It is for what has ranks wait for each other to raise: the incident names both.
+    """
+
+    def __init__(self, message: str, absent_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.absent_ranks = tuple(absent_ranks)
 
 
 class RankShouldRestart(BaseException):

@@ -67,7 +67,8 @@ class Incident:
 
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
-    end restarting.
+    end restarting. ``absent_ranks`` are those that ``first_faulty_rank`` had waited for when it
+    raised: they began it, and have raised nothing.
     """
 
     iteration: int
@@ -91,6 +92,7 @@ class Incident:
     timeout: ExceededTimeout | None = None
     escalation: Escalation | None = None
     ranks_returned: tuple[int, ...] = ()
+    absent_ranks: tuple[int, ...] = ()
     speaks_for_all: bool = False
     groups: tuple[Mapping[str, Any], ...] = ()
 
@@ -152,6 +154,7 @@ def describe(
         timeout=cause.timeout,
         escalation=next((f.escalation for f in faults if f.escalation is not None), None),
         ranks_returned=tuple(sorted(returned)),
+        absent_ranks=cause.absent_ranks,
         speaks_for_all=after is not None and (after.rank == 0 if reporter is None else reporter),
     )
 

@@ -33,6 +33,7 @@ from typing import Any
 from ncclops.host_name import host_name
 from ncclops.rank_lists import rank_list
 from ncclops.record.variables import ACTIVE_RANKS, NODES, RUN_DIR
+from ncclops.restart.exception import PeersAbsent
 
 # Of ranks that have not come, the most whose number is told, and the most whose place is.
 _NUMBERS, _PLACES = 16, 4
@@ -40,7 +41,7 @@ _NUMBERS, _PLACES = 16, 4
 _TOLD_WITHIN = timedelta(seconds=20)
 
 
-class AbsentRanksError(RuntimeError):
+class AbsentRanksError(PeersAbsent):
     """Ranks of a process group did not come to its making in time; the message names them."""
 
 
@@ -102,8 +103,9 @@ class Meeting:
         while self.own in (absent := self._absent_from(number, limit)):  # it was over before
             number += 1
         if absent:
-            here = f"{self._base}/{number}"
-            raise AbsentRanksError(self._describe(here, absent, time.monotonic() - began))
+            text = self._describe(f"{self._base}/{number}", absent, time.monotonic() - began)
+            known = [] if self.team is None else [self.ranks[i] for i in absent]
+            raise AbsentRanksError(text, known[:_NUMBERS])
 
     @property
     def _base(self) -> str:
