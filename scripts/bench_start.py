@@ -5,11 +5,12 @@
 
 Side by side, in turns, in one run: torchrun, ``ncclops launch`` with every worker started afresh,
 with workers forked from one process that has imported torch, and with ``--restart
-in-process:grow``. The script is a minimal training script, DDP and an optimizer over Gloo. What is
-measured ends with the first step of the last rank. After a kill all ranks start in new processes,
-which is what torchrun does; in the last way one does, and the others start the script again in
-theirs. Where the job does not come up again within four restarts or ``--limit`` seconds, it is
-ended, one line on stderr says so, and the table says nan for that way.
+in-process:grow``; the latter two also with ``torch._dynamo`` in the profile's ``[warm_start]``. The
+script is a minimal training script, DDP and an optimizer over Gloo. What is measured ends with the
+first step of the last rank. After a kill all ranks start in new processes, which is what torchrun
+does; with growth one does, and the others start the script again in theirs. Where the job does not
+come up again within four restarts or ``--limit`` seconds, it is ended, one line on stderr says so,
+and the table says nan for that way.
 """
 
 from __future__ import annotations
@@ -48,13 +49,22 @@ dist.barrier()
 dist.destroy_process_group()
 """
 BIN = Path(sys.executable).parent
+OURS = [str(BIN / "ncclops"), "launch", "--timeout", "stop_grace=1s", "--profile"]
+ANEW, GROWS = "--restart=process", "--restart=in-process:grow"
 WAYS = {
     "torchrun": [str(BIN / "torchrun"), "--standalone"],
-    "ncclops, afresh": [str(BIN / "ncclops"), "launch", "--restart=process", "--no-warm-start"],
-    "ncclops, forked": [str(BIN / "ncclops"), "launch", "--restart=process", "--warm-start"],
-    "ncclops, grow": [str(BIN / "ncclops"), "launch", "--restart=in-process:grow"],
+    "ncclops, afresh": [*OURS, "local-cpu", ANEW, "--no-warm-start"],
+    "ncclops, forked": [*OURS, "local-cpu", ANEW, "--warm-start"],
+    "ncclops, forked, torch._dynamo listed": [*OURS, "listed.toml", ANEW, "--warm-start"],
+    "ncclops, grow": [*OURS, "local-cpu", GROWS],
+    "ncclops, grow, torch._dynamo listed": [*OURS, "listed.toml", GROWS],
 }
-OURS = ["--profile", "local-cpu", "--timeout", "stop_grace=1s"]
+LISTED = """
+description = "The imports of warm starts, and torch._dynamo."
+extends = "local-cpu"
+[warm_start]
+imports = ["torch", "torch.distributed", "sympy", "torch._dynamo"]
+"""
 
 
 def measure(way: str, ranks: int, limit: float) -> tuple[float, float, float]:
@@ -63,11 +73,12 @@ def measure(way: str, ranks: int, limit: float) -> tuple[float, float, float]:
 
     The start, and what follows the kill up to the job's end, may take ``limit`` seconds each."""
     common = [f"--nproc-per-node={ranks}", "--max-restarts=4"]
-    command = [*WAYS[way], *(OURS if way.startswith("ncclops") else []), *common, "train.py"]
+    command = [*WAYS[way], *common, "train.py"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "train.py").write_text(SCRIPT)
+        (directory / "listed.toml").write_text(LISTED)
         output = (directory / "output").open("wb")
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.time()

@@ -361,6 +361,31 @@ def revoke() -> str:
     return message(lambda: sum_over(None))
 
 
+def grow() -> tuple[int, int, float]:
+    """A communicator of ranks 0 and 1 takes in rank 2: the rank, the number of ranks, and a sum."""
+    rank = begin(eager=True)
+    nccl, store = ctypes.CDLL("libnccl.so.2"), dist.distributed_c10d._get_default_store()
+    group = dist.new_group([0, 1], device_id=torch.device("cuda", torch.cuda.current_device()))
+    parent, identifier = ctypes.c_void_p(), ctypes.create_string_buffer(128)
+    if rank < 2:
+        parent.value = group._get_backend(torch.device("cuda"))._comm_ptr()
+    if rank == 0:
+        assert nccl.ncclCommGetUniqueId(parent, identifier) == 0
+        store.set("grows", identifier.raw)
+    identifier.raw = store.get("grows")  # ranks of the parent grow once one has asked for it
+    known, number = (None, -1) if rank < 2 else (identifier, rank)
+    grown, size, own = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    assert nccl.ncclCommGrow(parent, 3, known, number, ctypes.byref(grown), None) == 0
+    assert nccl.ncclCommCount(grown, ctypes.byref(size)) == 0
+    assert nccl.ncclCommUserRank(grown, ctypes.byref(own)) == 0
+    value = torch.full((1,), float(rank + 1), device="cuda")
+    torch.cuda.synchronize()
+    address, stream = ctypes.c_void_p(value.data_ptr()), ctypes.c_void_p(0)
+    assert nccl.ncclAllReduce(address, address, ctypes.c_size_t(1), 7, 0, grown, stream) == 0
+    torch.cuda.synchronize()
+    return own.value, size.value, value.item()
+
+
 def groups_in_other_order() -> None:
     """Two groups of the same ranks, used first in different order."""
     rank = begin()

@@ -149,6 +149,13 @@ def test_a_revoked_communicator_takes_no_more(ncclops_job: JobFactory, host: Hos
     assert "Last error:\nAllReduce : communicator has been revoked" in error
 
 
+def test_a_communicator_grows_by_a_rank_that_is_new(ncclops_job: JobFactory, host: Host) -> None:
+    job = ncclops_job(programs.grow, world_size=3, env=host.environment).run()
+    assert job.values == {rank: (rank, 3, 6.0) for rank in range(3)}
+    made = [each for each in host.events("nccl-init") if each.fields["function"] == "ncclCommGrow"]
+    assert len(made) == 3
+
+
 def test_groups_that_are_used_in_different_order_never_begin(
     ncclops_job: JobFactory, host: Host
 ) -> None:

@@ -196,3 +196,40 @@ API ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncc
     (*made)->begun_by = &function;
     return communicator_begin(*made, initialize);
 }
+
+/* What the ranks of the parent and those that are new all know the grown communicator by. */
+static uint64_t grown_id(const ncclComm_t parent) {
+    return derived(derived(parent->id, 2 * parent->grows + 1), UINT64_MAX);
+}
+
+/* One rank of the parent asks for it before it calls ncclCommGrow, for the ranks that are new. */
+API ncclResult_t ncclCommGetUniqueId(ncclComm_t parent, ncclUniqueId *id) {
+    ENTER_NCCL(parent);
+    ncclResult_t error = communicator_ready_as_parent(parent, "CommGetUniqueId");
+    if (error == ncclSuccess) error = ncclGetUniqueId(id);
+    if (error != ncclSuccess) return error;
+    struct unique_id made;
+    memcpy(&made, id->internal, sizeof made);
+    made.number = grown_id(parent);
+    memcpy(id->internal, &made, sizeof made);
+    return ncclSuccess;
+}
+
+/* Ranks of the parent keep their numbers. One that is new has no parent, and gives its number. */
+API ncclResult_t ncclCommGrow(ncclComm_t parent, int ranks, const ncclUniqueId *id, int rank,
+                              ncclComm_t *made, ncclConfig_t *config) {
+    static struct point function = {.name = __func__};
+    *made = NULL;
+    if (parent == NULL)
+        return id == NULL ? ncclInvalidArgument
+                          : from_id(made, ranks, rank, id, config, &function);
+    ncclResult_t error = communicator_ready_as_parent(parent, "CommGrow");
+    if (error != ncclSuccess) return error;
+    if (ranks <= parent->ranks || rank != -1)
+        return refuse(parent->device, "init.cc:2300", rank, ranks);
+    uint64_t number = grown_id(parent);
+    parent->grows++;
+    *made = communicator_new(number, ranks, parent->rank, config, parent);
+    (*made)->begun_by = &function;
+    return communicator_begin(*made, initialize);
+}

@@ -138,7 +138,7 @@ struct ncclComm {
     atomic_int busy;         /* threads that initialize, split, connect or finalize it */
     struct unique_id root;   /* of the bootstrap; `pid` 0: ranks know each other from a parent */
     struct point *begun_by;  /* the function that makes it */
-    unsigned long splits, shrinks;
+    unsigned long splits, shrinks, grows;
     struct operation *to_connect; /* of one that is not blocking: queued when the ranks are there */
     /* With the device lock: */
     struct meeting meeting;
