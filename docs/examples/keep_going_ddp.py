@@ -7,12 +7,13 @@ does, too, and is only given its new members. DDP is made anew where some rank i
 new process. What the interrupted step has left half done is put right from a snapshot in memory, to
 the last bit.
 ``SNAPSHOT_FAULT=raise:1:5`` injects a fault once, on rank 1 at step 5; ``kill`` ends that rank with
-SIGKILL.
+SIGKILL, and a new process takes its place.
 """
 
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -73,7 +74,7 @@ class Trainer:
             self.step += 1
 
 
-@restart.Wrapper()
+@restart.Wrapper(grow_timeout=timedelta(seconds=20))
 def main(call: restart.CallWrapper, steps: int) -> None:
     trainer = Trainer(call, steps, restart.State.from_env().rank)
     call.keep_going(trainer.train, trainer.regroup)

@@ -67,3 +67,7 @@ def test_objects_that_are_kept_go_on_to_the_same_bits(ncclops: Ncclops) -> None:
     assert len(set(steps)) == 1
     assert 1 <= int(steps[0]) <= 25
     assert result_of(disturbed) == result_of(undisturbed)
+    killed = run(ncclops, "keep_going_ddp", "kill:1:25")
+    (after,) = re.findall(r"rank 0 of 2 goes on at step (\d+)", killed)
+    assert f"rank 1 of 2 begins at step {after}," in killed, "a new process, in its place"
+    assert result_of(killed) == result_of(undisturbed)
