@@ -152,6 +152,36 @@ def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_agai
     assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
 
 
+FEWER_BATCHES = """
+import os
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+fewer = dist.get_rank() == 1 and not os.path.exists("left")
+if fewer:
+    open("left", "w").close()
+batches = DataLoader(torch.ones(6 if fewer else 8, 2), num_workers=1, persistent_workers=True)
+for batch in batches:
+    model(batch).sum().backward()
+"""
+
+
+def test_a_script_that_ends_on_one_rank_is_started_again_where_a_data_loader_has_its_connections(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """The process of a data loader has all that its rank had, and outlives the script."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--run-dir", "run")
+    done = ncclops("launch", *options, script(FEWER_BATCHES))
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "run")
+    assert len(run.named("restart")) == 1
+    assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
+    assert not run.named("hang")
+
+
 @pytest.mark.extended
 def test_a_script_that_ends_with_os_exit_on_all_ranks_has_ended_well(
     ncclops: Ncclops, script: Script, tmp_path: Path

@@ -110,10 +110,12 @@ def close_gloo_connections() -> None:
     """Have every Gloo connection of this process closed, which the peers notice.
 
     For a rank that is done with its groups: an operation with one that is not fails there. What
-    this rank has sent arrives before.
+    this rank has sent arrives before. Closed alone, a connection would stay open for as long as a
+    process has it that the script has forked, such as a data loader's.
     """
     for sock in _shut_down_for_reading():
-        sock.close()
+        with sock:
+            _shut_down(sock, socket.SHUT_WR)
 
 
 def gloo_threads() -> set[int]:
