@@ -56,7 +56,8 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
         dist.init_process_group("gloo")
         rank, size = dist.get_rank(), dist.get_world_size()
         # A rank that is killed while its peers send to it may leave one in Gloo for the group's
-        # timeout (docs/restart.md, Limits): ranks are killed after this, and mostly sleep.
+        # timeout (docs/restart.md, Limits): ranks are killed after this, and mostly sleep, also
+        # where many processes share the cores.
         dist.barrier()
         note("in", iteration=call.iteration, number=rank, size=size, pid=os.getpid())
         over = torch.zeros(1)
@@ -64,7 +65,7 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
             # One rank looks, so that all stop after the same step.
             over = torch.tensor([float(rank == 0 and Path(stop).exists())])
             dist.all_reduce(over)
-            time.sleep(0.02)
+            time.sleep(0.2)
             if rank == 0:
                 os.environ["NCCLOPS_STORE_PREFIX"] = "the function's"  # which changes no agreement
         dist.destroy_process_group()
