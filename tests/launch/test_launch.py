@@ -209,6 +209,7 @@ def test_modules_and_programs_run_too(ncclops: Ncclops, tmp_path: Path) -> None:
     done = ncclops("launch", "--no-python", "sh", "-c", 'echo "program $RANK"')
     assert "[rank0]: program 0" in done.stdout, done.stderr
     assert "no GPU found: starting 1 worker" in done.stderr
+    assert "has become another program" not in done.stderr, "as asked"
 
 
 class TestFailure:

@@ -125,6 +125,7 @@ def test_scripts_that_become_other_programs_are_judged_by_how_all_of_these_end(
     )
     done = ncclops("launch", "--nproc-per-node", "2", script(source))
     assert done.returncode == 1
+    assert "rank 1 has become another program: nothing restarts it" in done.stderr
     assert only_run().verdict["reason"].startswith("rank 1 exited with code 7")
 
 

@@ -482,7 +482,8 @@ class RunningAttempt:
         asyncio.get_running_loop().remove_reader(worker.commands)
         self._context.collect()
         if worker.rank not in self.team.bootstrapped and worker.runs_another_program():
-            log.warning("rank %d has become another program: nothing restarts it", worker.rank)
+            if worker.rank in self.team.entered:  # --no-python has been asked for
+                log.warning("rank %d has become another program: nothing restarts it", worker.rank)
             self.team.by_themselves.add(worker.rank)
 
     def _on_worker_end(self, worker: workers.Worker) -> None:
