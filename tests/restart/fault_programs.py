@@ -484,6 +484,7 @@ def many_groups(worker: Worker) -> Any:
         for group in groups:
             dist.all_reduce(worker.ones(), group=group)
         worker.note("entered", iteration=call.iteration, world=len(members))
+        dist.barrier()  # with NCCL nothing else has rank 2 wait until the others have noted that
         if call.iteration == 0:
             if worker.rank == 2:
                 raise ValueError("boom")
