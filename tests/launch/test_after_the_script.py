@@ -152,6 +152,16 @@ def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_agai
     assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
 
 
+def restarted_once(ncclops: Ncclops, path: Path, run_dir: Path, *, ranks: int) -> Run:
+    """The run of the script at ``path``, which has ended well after one restart in place."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", str(ranks), "--run-dir", run_dir)
+    done = ncclops("launch", *options, path)
+    assert done.returncode == 0, done.stderr
+    run = Run(run_dir)
+    assert len(run.named("restart")) == 1
+    return run
+
+
 FEWER_BATCHES = """
 import os
 import torch
@@ -173,11 +183,7 @@ def test_a_script_that_ends_on_one_rank_is_started_again_where_a_data_loader_has
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
     """The process of a data loader has all that its rank had, and outlives the script."""
-    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--run-dir", "run")
-    done = ncclops("launch", *options, script(FEWER_BATCHES))
-    assert done.returncode == 0, done.stderr
-    run = Run(tmp_path / "run")
-    assert len(run.named("restart")) == 1
+    run = restarted_once(ncclops, script(FEWER_BATCHES), tmp_path / "run", ranks=2)
     assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
     assert not run.named("hang")
 
@@ -261,9 +267,5 @@ def test_a_rank_that_calls_os_exit_on_the_way_to_a_restart_is_not_lost(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
     """What is raised into the script there is not the script's own failure."""
-    options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
-    done = ncclops("launch", *options, script(LEAVES_WHEN_INTERRUPTED))
-    assert done.returncode == 0, done.stderr
-    run = Run(tmp_path / "run")
-    assert len(run.named("restart")) == 1
+    run = restarted_once(ncclops, script(LEAVES_WHEN_INTERRUPTED), tmp_path / "run", ranks=3)
     assert run.verdict["ranks_lost"] == []

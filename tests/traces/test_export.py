@@ -333,8 +333,8 @@ def test_an_answer_without_an_end_is_not_waited_for(
         done = ncclops_in_process("export-traces", run_dir, "--endpoint", url, env=environ)
     assert done.returncode == code, done.stderr
     assert expected in done.stdout + done.stderr
-    # The request that was not waited for has a connection, which nobody closes in a process that
-    # goes on: it goes here, and in no later test.
+    # The request that was not waited for has a connection, which stays open in a process that goes
+    # on: it is collected here, and in no later test.
     for thread in threading.enumerate():
         if thread.name == "ncclops-files":
             thread.join(LIMIT_S)

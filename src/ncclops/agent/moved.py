@@ -1,6 +1,6 @@
 """The run directory may be moved while the run goes on, whose processes write by its path.
 
-A link in the old place leads them, and whoever asks by that path, to the new one.
+A link in the old place leads them, and commands that are given that path, to the new one.
 """
 
 from __future__ import annotations
