@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from ncclops.agent import supervisor
 from ncclops.agent.condition import Condition
 from ncclops.agent.pulse import Pulse
 from ncclops.agent.stop_requests import StopRequests
@@ -23,12 +24,16 @@ from ncclops.decision.outcome import StopRequest
         (["forwarded", "direct"], 1),
         (["forwarded, direct"], 1),  # the kernel keeps one of a kind
         (["forwarded", "forwarded"], 2),
-        (["direct", "direct"], 2),
-        (["direct", "forwarded", "direct", "forwarded"], 2),
+        (["direct", "direct"], 1),  # sent twice at once
+        (["direct", "later", "direct"], 2),
+        (["direct", "forwarded", "later", "direct", "forwarded"], 2),
     ],
 )
-def test_a_signal_to_all_processes_of_a_job_is_one_request(came: list[str], requests: int) -> None:
+def test_a_signal_to_all_processes_of_a_job_is_one_request(
+    came: list[str], requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pulse, taken = Pulse(), list[StopRequest]()
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 1e6)  # however slow the machine is
 
     async def take() -> StopRequests:
         stop = StopRequests(
@@ -40,6 +45,9 @@ def test_a_signal_to_all_processes_of_a_job_is_one_request(came: list[str], requ
         )
         stop.take(lambda: None)
         for ways in came:
+            if ways == "later":
+                monkeypatch.setattr(supervisor, "SAME_REQUEST_S", 0)
+                continue
             if "forwarded" in ways:
                 pulse.count_forwarded()
             os.kill(os.getpid(), signal.SIGTERM)

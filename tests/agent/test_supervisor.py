@@ -42,6 +42,44 @@ def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
             process.kill()
 
 
+# SIGHUP has the lowest number: of several that have come, it is taken first.
+IS_ASKED_TWICE = """
+import signal, sys
+from ncclops.agent import supervisor
+
+supervisor.SAME_REQUEST_S = 1e6
+
+def agent(pulse):
+    print("waits", flush=True)
+    for _ in range(2):
+        print(signal.Signals(signal.sigwait({signal.SIGHUP, signal.SIGUSR1})).name, flush=True)
+    return pulse.forwarded
+
+sys.exit(supervisor.hold(agent))
+"""
+
+
+def test_a_signal_that_is_sent_twice_at_once_is_passed_on_once() -> None:
+    """GNU `timeout` signals the launcher, and then its group."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IS_ASKED_TWICE],
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "SIGHUP\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR1)
+        try:
+            assert process.stdout.readline() == "SIGUSR1\n"
+            assert process.wait(LIMIT_S) == 1
+        finally:
+            process.kill()
+
+
 # Which the supervisor says.
 IS_KILLED = """
 import os, signal, sys

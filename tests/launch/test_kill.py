@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ncclops.agent.supervisor import SAME_REQUEST_S
 from tests.conftest import LIMIT_S
 from tests.launch.conftest import Background, Run
 
@@ -191,6 +192,7 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_time(
     agent = waiting_worker("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", *options)
     agent.send_signal(signal.SIGINT)
     wait_until(lambda: bool(Run(tmp_path / "run").named("stop-requested")), "the first was taken")
+    time.sleep(2 * SAME_REQUEST_S)
     agent.send_signal(signal.SIGINT)
     assert agent.wait(LIMIT_S) == 130
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from ncclops.agent.condition import Condition
-from ncclops.agent.supervisor import FORWARDED
+from ncclops.agent.supervisor import FORWARDED, Repeats
 from ncclops.decision.outcome import StopRequest
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -24,7 +24,8 @@ class StopRequests:
     is the shell's at the moment. ``forwarded`` says how many signals the supervisor has passed on.
 
     A signal that goes to all processes of a job, as from systemd, a batch system or ``pkill -f``,
-    comes here twice, once through the supervisor: that is one request.
+    comes here twice, once through the supervisor: that is one request. So is one that is sent
+    twice at once (the supervisor passes on the first of them).
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class StopRequests:
         self._hold_screen = hold_screen
         self._forwarded = forwarded
         self._from_supervisor = self._from_others = 0
+        self._repeats = Repeats()  # among those of others
         self._supervisor_pid = os.getppid()
 
     @property
@@ -95,7 +97,7 @@ class StopRequests:
             return
         if (forwarded := self._forwarded()) > self._from_supervisor:
             self._from_supervisor = forwarded
-        else:
+        elif not self._repeats.has(signum):
             self._from_others += 1
         self.launcher_lost = self.launcher_lost or self.is_orphan
         before, both = self.signals, (self._from_supervisor, self._from_others)

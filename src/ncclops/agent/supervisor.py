@@ -15,6 +15,7 @@ Ctrl-Z stops the supervisor alone: the run goes on, and shows nothing until `fg`
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import signal
@@ -44,6 +45,10 @@ FORWARDED = (
 )
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+# GNU `timeout` signals the launcher and then its group, and a batch script's trap does the same: a
+# signal that comes again so soon is the same request. Whoever means it twice, presses once more.
+SAME_REQUEST_S = 0.5
 
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
 # then, so only their helpers (loggers, uploaders) are left to flush something.
@@ -154,6 +159,7 @@ def _be_agent(
 def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | signal.Signals:
     """How the agent ended; the signal that asked for the end, where it had to be killed then."""
     asked: tuple[signal.Signals, float] | None = None
+    repeats = Repeats()
     while True:
         pid, status = os.waitpid(agent_pid, os.WNOHANG | os.WUNTRACED)
         if pid == agent_pid and os.WIFSTOPPED(status):
@@ -168,6 +174,8 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
             _suspend(agent_pid)
             continue
         if received in _ENDING:
+            if repeats.has(received):
+                continue
             asked = asked or (received, time.monotonic())
             pulse.count_forwarded()
         if received is not None and received is not signal.SIGCHLD:
@@ -178,6 +186,21 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
         if asked is not None and pulse.is_silent(asked[1]):
             os.kill(agent_pid, signal.SIGKILL)
             return asked[0]  # whoever waits for what is left sees to the agent as well
+
+
+class Repeats:
+    """Tells a signal that is sent twice for one request from a second request."""
+
+    def __init__(self) -> None:
+        self._requests: dict[signal.Signals, float] = {}  # when the last request of each came
+
+    def has(self, received: signal.Signals) -> bool:
+        """Whether this signal, which comes now, belongs to the last request of its kind."""
+        now = time.monotonic()
+        if now < self._requests.get(received, -math.inf) + SAME_REQUEST_S:
+            return True
+        self._requests[received] = now
+        return False
 
 
 def _suspend(agent_pid: int) -> None:
