@@ -124,7 +124,11 @@ def raising_in_clean_up(worker: Worker) -> Any:
                 raise error
 
             if worker.rank == 0:
+                others = dist.get_world_size() - 1
+                while len(list(worker.directory.glob("waits-*"))) < others:
+                    time.sleep(0.01)
                 fail(ValueError("the first"))
+            (worker.directory / f"waits-{worker.rank}").touch()
             aborting.wait()
             fail(LateError())
         dist.barrier()
