@@ -201,6 +201,8 @@ _BEGUN: _Signs = (
     # The head of nccl-tests and rccl-tests, before their first row.
     ((b"# collective test starting",), rb"# Collective test starting"),
     ((b"# nthread ",), rb"# nThread \d+ nGpus \d+ minBytes"),
+    # The agents of torchrun have met.
+    ((b"rendezvous complete for workers",), rb"Rendezvous complete for workers\b"),
     # The coordination service of JAX and TensorFlow has its tasks.
     ((b"coordination service",), rb"has connected to coordination service"),
     ((b"coordination agent",), rb"[Cc]oordination agent has successfully connected"),
