@@ -117,6 +117,8 @@ _END: _Signs = (
     ),
     ((b"trainoutput(",), rb"\bTrainOutput\(global_step=[1-9]"),
     ((b"trial ",), rb"(?i:trial \S+ completed after)"),
+    # All workers of an agent of torchrun's have exited with 0.
+    ((b"worker group successfully",), rb"\] worker group successfully finished\."),
     ((b"# avg bus bandwidth",), rb"# Avg bus bandwidth"),
     ((b"collective test concluded",), rb"Collective test concluded"),
     ((b"test passed",), rb"\btest passed\b"),
@@ -201,8 +203,6 @@ _BEGUN: _Signs = (
     # The head of nccl-tests and rccl-tests, before their first row.
     ((b"# collective test starting",), rb"# Collective test starting"),
     ((b"# nthread ",), rb"# nThread \d+ nGpus \d+ minBytes"),
-    # The agents of torchrun have met.
-    ((b"rendezvous complete for workers",), rb"Rendezvous complete for workers\b"),
     # The coordination service of JAX and TensorFlow has its tasks.
     ((b"coordination service",), rb"has connected to coordination service"),
     ((b"coordination agent",), rb"[Cc]oordination agent has successfully connected"),
