@@ -498,6 +498,15 @@ def test_an_attempt_that_failed_is_a_failure_until_the_next_takes_steps() -> Non
     assert classify(f"{again}\n  restart_count=1\n{STEPS}\n").verdict.class_ == "no-failure-seen"
 
 
+def test_what_an_agent_of_torchrun_says_of_its_workers_end() -> None:
+    agent = "I0410 08:56:49.493000 7 torch/distributed/elastic/agent/server/api.py:877] [default] "
+    done = f"{agent}worker group successfully finished. Waiting 300 seconds for other agents\n"
+    assert (verdict := classify(done).verdict).class_ == "no-failure-seen"
+    assert verdict.confidence == 0.9
+    failed = f"{done}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    assert classify(failed).verdict.class_ == "peer-exit"
+
+
 def test_lines_that_name_an_error_where_nothing_failed_decide_nothing() -> None:
     frame = '(W pid=7) ERROR 01-29 07:44:33 worker.py:467]   File "/x/w.py", line 9, in NCCL_CHECK'
     assert classify(frame).verdict.class_ == "unknown"

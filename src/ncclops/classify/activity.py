@@ -117,6 +117,8 @@ _END: _Signs = (
     ),
     ((b"trainoutput(",), rb"\bTrainOutput\(global_step=[1-9]"),
     ((b"trial ",), rb"(?i:trial \S+ completed after)"),
+    # All workers of an agent of torchrun's have exited with 0.
+    ((b"worker group successfully",), rb"\] worker group successfully finished\."),
     ((b"# avg bus bandwidth",), rb"# Avg bus bandwidth"),
     ((b"collective test concluded",), rb"Collective test concluded"),
     ((b"test passed",), rb"\btest passed\b"),
@@ -155,6 +157,9 @@ _BEGUN: _Signs = (
     ((b"rendezvous complete",), rb"Rendezvous complete for workers"),
     ((b"network check result",), rb"[Nn]etwork check result is True"),
     ((b"completed store-based",), rb"Completed store-based barrier"),
+    # torch's store is reached, and serves.
+    ((b"client socket has connected",), rb"The client socket has connected to "),
+    ((b"has accepted a connection",), rb"The server socket on \S+ has accepted a connection from "),
     ((b" processes registered",), rb"All (?:distributed|DDP) processes registered"),
     ((b"initializing d",), rb"(?i:initializing (?:distributed|ddp): GLOBAL_RANK)"),
     ((b"distributed init (rank ",), rb"distributed init \(rank \d"),
@@ -172,6 +177,7 @@ _BEGUN: _Signs = (
     ((b"vllm api server version",), rb"vLLM API server version"),
     ((b"server_args=",), rb"\bserver_args=ServerArgs\("),
     ((b"world info dict: ",), rb"WORLD INFO DICT: "),
+    ((b"[runner.py:",), rb"\[runner\.py:\d+:main\] (?:cmd = |Using IP address of )"),
     ((b"processgroupnccl initializ",), rb"ProcessGroupNCCL initializ(?:ed|ation)"),
     ((b"nccl watchdog thread started",), rb"NCCL watchdog thread started"),
     ((b"num_local_procs=",), rb"nnodes=\d{1,5}, num_local_procs="),
