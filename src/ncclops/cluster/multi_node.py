@@ -248,6 +248,10 @@ class MultiNode:
             return replace(decision, following=None) if self._is_replaced else decision
         if job_store.lost is not None:
             self._say(f"{job_store.lost}: deciding locally")
+        elif not end.failed:
+            # Asked here as well, or only here, after its workers had ended: a good end of ours
+            # alone does not complete the job.
+            return await self._settle_stop(replace(end, stop=self._stop.first))
         return self._decide([replace(end, cut_off=job_store.lost, stopping=self._stop.asked)])
 
     async def _settle_stop(self, end: NodeEnd) -> AttemptDecision:
