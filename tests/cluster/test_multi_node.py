@@ -285,3 +285,20 @@ def test_a_stop_here_after_the_workers_have_ended_completes_nothing(
         assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGTERM)
 
     asyncio.run(main())
+
+
+def test_a_node_that_loses_the_store_while_another_one_stops_the_job_has_not_completed_it(
+    tmp_path: Path,
+) -> None:
+    """The node that serves the store is signalled, and killed before all have ended."""
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.receives(START)
+        node.receives(StopRecord(node=0, reason="SIGTERM", grace_s=15.0, signal=15))
+        node.nodes.deliver(messages.StoreLost("Broken pipe"))
+        decision = await node.nodes.settle(NodeEnd(name="n1"))
+        assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGTERM)
+
+    asyncio.run(main())
