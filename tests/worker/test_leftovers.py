@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from ncclops.worker import leftovers
+from tests.conftest import LIMIT_S, clean_environ
 
 
 def test_deepspeed_makes_its_groups_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +50,34 @@ def test_callbacks_of_an_import_that_fails_are_those_of_its_run(
         callbacks.forget()
     assert dropped == ["of_trains"] * 2
     del sys.modules["once"]
+
+
+# The thread of the first run waits for ever; the executor is a module's, which stays imported.
+TWO_RUNS = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from ncclops.worker import leftovers
+
+executor, both = ThreadPoolExecutor(3), threading.Barrier(2)
+executor.submit(threading.Event().wait)
+leftovers.threads.note({threading.main_thread()})
+for _ in range(2):
+    executor.submit(both.wait)
+executor.submit(print, "the last task").result()
+leftovers.end_process(7)
+"""
+
+
+def test_idle_threads_of_an_executor_do_not_keep_a_process_whose_first_run_was_left(
+    starts_processes: None,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_RUNS],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "the last task\n")
+    assert "threads of an interrupted run are left: ThreadPoolExecutor-0_0" in done.stderr

@@ -114,6 +114,7 @@ class _Threads:
 
     def join_others(self) -> None:
         """Wait for the threads of the run that has ended well, as the interpreter would."""
+        _have_executors_end()
         for thread in threading.enumerate():
             is_its_own = thread is not threading.current_thread() and thread not in self._left
             if is_its_own and not thread.daemon:
@@ -122,6 +123,17 @@ class _Threads:
     def names(self) -> list[str]:
         """Names of all threads of earlier runs that still run."""
         return sorted(t.name for t in self._left if t.is_alive())
+
+
+def _have_executors_end() -> None:
+    """Have idle threads of executors end, as the interpreter does before it waits for threads.
+
+    It calls what ``concurrent.futures`` has left with it for that. Here that is called in threads:
+    it also waits for the executors' threads of earlier runs, which may never end.
+    """
+    # No public name for it.
+    for callback in reversed(getattr(threading, "_threading_atexits", [])):
+        threading.Thread(target=callback, name="ncclops-executors", daemon=True).start()
 
 
 atexit_callbacks = _AtExit()
