@@ -51,8 +51,9 @@ supervisor.SAME_REQUEST_S = 1e6
 
 def agent(pulse):
     print("waits", flush=True)
+    taken = {signal.SIGHUP, signal.SIGINT, signal.SIGUSR1}
     for _ in range(2):
-        print(signal.Signals(signal.sigwait({signal.SIGHUP, signal.SIGINT, signal.SIGUSR1})).name, flush=True)
+        print(signal.Signals(signal.sigwait(taken)).name, flush=True)
     return pulse.forwarded
 
 sys.exit(supervisor.hold(agent))
