@@ -61,3 +61,13 @@ def test_a_line_has_what_where_and_what_to_do() -> None:
 def test_memory_that_python_lacks_is_said() -> None:
     line = described(MemoryError())  # which says nothing itself
     assert line.startswith("Cannot allocate memory (no memory: ")
+
+
+def test_a_limit_on_memory_is_named_where_there_are_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = {resource.RLIMIT_NPROC: 512, resource.RLIMIT_AS: 900 << 20}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (of[which], of[which]))
+    assert "memory (`ulimit -v` is 921600 KiB)" in str(
+        advice(RuntimeError("can't start new thread"))
+    )

@@ -66,10 +66,13 @@ _MEMORY = "no memory: `ulimit -v` or the container limits it, or the machine has
 
 
 def _processes() -> str:
-    most = _limit(resource.RLIMIT_NPROC)
+    most, address_space = _limit(resource.RLIMIT_NPROC), _limit(resource.RLIMIT_AS, 1024)
+    memory = "memory"
+    if address_space != "unlimited":  # each thread takes some for its stack
+        memory = f"memory (`ulimit -v` is {address_space} KiB)"
     return (
         f"processes and threads are limited by `ulimit -u` ({most}), the container's pids.max or"
-        " memory: end some, or raise the limit"
+        f" {memory}: end some, or raise the limit"
     )
 
 

@@ -209,3 +209,23 @@ def test_a_bar_below_another_one_is_no_line_each_time_it_moves(tmp_path: Path) -
     shown = on_terminal(tmp_path / "log", content)
     prefix = b"\x1b[32m[rank3]:\x1b[0m "
     assert shown.split(b"\r\n") == [prefix + b"epoch: 0%|", prefix + b"epoch: 50%|#", b""]
+
+
+def test_the_file_that_a_rotated_log_makes_way_for_is_shown_once_it_is_followed_again(
+    tmp_path: Path,
+) -> None:
+    """A new process opens its log anew, and finds none at its place."""
+    log = tmp_path / "log"
+    log.write_bytes(b"of the first process\n")
+    source = Source(3, log, to_stderr=False)
+    with (tmp_path / "shown").open("w+b") as stream:
+        echo = Echo(Screen(stream, stream))
+        echo.follow([source])
+        log.rename(tmp_path / "log.1")
+        log.write_bytes(b"of the second one\n")
+        for _ in range(2):
+            echo.follow([source])
+        echo.start()
+        echo.finish()
+        stream.seek(0)
+        assert stream.read() == b"[rank3]: of the first process\n[rank3]: of the second one\n"

@@ -25,6 +25,7 @@ from ncclops.decision.outcome import StopRequest
         (["forwarded, direct"], 1),  # the kernel keeps one of a kind
         (["forwarded", "forwarded"], 2),
         (["direct", "direct"], 1),  # sent twice at once
+        (["direct", "forwarded", "another direct"], 1),
         (["direct", "later", "direct"], 2),
         (["direct", "forwarded", "later", "direct", "forwarded"], 2),
     ],
@@ -50,7 +51,7 @@ def test_a_signal_to_all_processes_of_a_job_is_one_request(
                 continue
             if "forwarded" in ways:
                 pulse.count_forwarded()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP if "another" in ways else signal.SIGTERM)
             await asyncio.sleep(0.05)
         return stop
 

@@ -42,7 +42,7 @@ def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
             process.kill()
 
 
-# SIGHUP has the lowest number: of several that have come, it is taken first.
+# Of several signals that have come, that with the lowest number is taken first.
 IS_ASKED_TWICE = """
 import signal, sys
 from ncclops.agent import supervisor
@@ -51,16 +51,18 @@ supervisor.SAME_REQUEST_S = 1e6
 
 def agent(pulse):
     print("waits", flush=True)
+    taken = {signal.SIGHUP, signal.SIGINT, signal.SIGUSR1}
     for _ in range(2):
-        print(signal.Signals(signal.sigwait({signal.SIGHUP, signal.SIGUSR1})).name, flush=True)
+        print(signal.Signals(signal.sigwait(taken)).name, flush=True)
     return pulse.forwarded
 
 sys.exit(supervisor.hold(agent))
 """
 
 
-def test_a_signal_that_is_sent_twice_at_once_is_passed_on_once() -> None:
-    """GNU `timeout` signals the launcher, and then its group."""
+@pytest.mark.parametrize("again", [signal.SIGHUP, signal.SIGINT])
+def test_signals_that_come_at_once_are_one_request(again: signal.Signals) -> None:
+    """GNU `timeout` signals the launcher, and then its group; a script's trap sends another one."""
     with subprocess.Popen(
         [sys.executable, "-c", IS_ASKED_TWICE],
         env=clean_environ(),
@@ -71,7 +73,7 @@ def test_a_signal_that_is_sent_twice_at_once_is_passed_on_once() -> None:
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGHUP)
         assert process.stdout.readline() == "SIGHUP\n"
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(again)
         process.send_signal(signal.SIGUSR1)
         try:
             assert process.stdout.readline() == "SIGUSR1\n"

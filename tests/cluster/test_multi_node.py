@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from ncclops.cluster.multi_node import MultiNode
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.records import (
     BackRecord,
+    EndedRecord,
     FailedRecord,
     LimitsRecord,
     LostRecord,
@@ -34,6 +36,7 @@ from ncclops.cluster.records import (
 )
 from ncclops.cluster.rendezvous_config import RendezvousConfig, RendezvousPace
 from ncclops.decision.node_end import JobRules, NodeEnd
+from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import RetryPlan
 from ncclops.health.hang import HangFinding
 from ncclops.health.liveness import Elsewhere, NodeView
@@ -253,5 +256,49 @@ def test_before_any_rendezvous_a_node_decides_alone(tmp_path: Path) -> None:
     async def main() -> None:
         decision = await Node(tmp_path).nodes.settle(NodeEnd(name="n1", failed=True, fatal=True))
         assert (decision.outcome, decision.reason) == ("failed", "a worker failed")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("asked_elsewhere", [True, False])
+def test_a_stop_here_after_the_workers_have_ended_completes_nothing(
+    tmp_path: Path, asked_elsewhere: bool
+) -> None:
+    """A scheduler signals all nodes, and not at one moment: where the signal came last, the stop of
+    another node has ended the workers. Or they had ended by themselves, and others had not."""
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.receives(START)
+        grace = timedelta(seconds=15)
+        request = StopRequest(reason="SIGTERM", grace=grace, signum=signal.SIGTERM)
+        other = NodeEnd(name="n0", stop=request)
+        if asked_elsewhere:
+            node.receives(StopRecord(node=0, reason="SIGTERM", grace_s=15.0, signal=15))
+            node.receives(EndedRecord(node=0, end=other))
+        node.stop.add(request)
+        node.stop.signals = 2  # asked once more: nobody is waited for
+        own = NodeEnd(name="n1")
+        node.receives(EndedRecord(node=1, end=own))
+        decision = await node.nodes.settle(own)
+        assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGTERM)
+
+    asyncio.run(main())
+
+
+def test_a_node_that_loses_the_store_while_another_one_stops_the_job_has_not_completed_it(
+    tmp_path: Path,
+) -> None:
+    """The node that serves the store is signalled, and killed before all have ended."""
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.receives(START)
+        node.receives(StopRecord(node=0, reason="SIGTERM", grace_s=15.0, signal=15))
+        node.nodes.deliver(messages.StoreLost("Broken pipe"))
+        decision = await node.nodes.settle(NodeEnd(name="n1"))
+        assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGTERM)
 
     asyncio.run(main())

@@ -134,6 +134,20 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
             client.send(run, {"action": "stop"})
 
 
+def test_where_all_processes_of_a_run_are_stopped_its_server_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "a-run"
+    write_events(run, start_of_run(time.time()))
+    monkeypatch.setattr(client, "_held", lambda _: "its agent is stopped")
+    monkeypatch.setattr(client, "_STOPPED_LIMIT_S", 0.2)
+    monkeypatch.setattr(client, "_ANSWER_LIMIT_S", 1e6)
+    with control_address.listen_unix(run):
+        status = client.status_of(run)
+    assert status.source == "directory"
+    assert status.notes[-1] == "its agent is stopped"
+
+
 @pytest.mark.usefixtures("starts_processes")
 def test_an_agent_that_was_stopped_is_named_with_what_lets_it_go_on(
     agent: Agent, ncclops_in_process: Ncclops

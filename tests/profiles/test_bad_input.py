@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -239,13 +240,22 @@ def test_what_profiles_extend_is_bounded(tmp_path: Path, levels: int, parents: i
         load_profiles([str(tmp_path / "0-0.toml")])
 
 
-@pytest.mark.parametrize("make", ["missing", "directory", "binary"])
-def test_an_unreadable_file_says_so(tmp_path: Path, make: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("missing", "there is no such file"),
+        ("directory", "that is a directory"),
+        ("pipe", "that is a pipe or a device"),
+        ("binary", "cannot be read"),
+    ],
+)
+def test_an_unreadable_file_says_so(tmp_path: Path, make: str, said: str) -> None:
     path = tmp_path / "p.toml"
     if make == "directory":
         path.mkdir()
+    if make == "pipe":
+        os.mkfifo(path)
     if make == "binary":
         path.write_bytes(b"\xff\xfe\x00")
-    said = r"p\.toml: (there is no such file|that is a directory|cannot be read)"
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=rf"p\.toml: {said}"):
         load_profiles([str(path)])

@@ -37,12 +37,23 @@ if __name__ == "__main__":
     again.join()
     print("again")
 """
+KEPT = """
+    globals()['kept'] = pool
+    before.restore()
+    try:
+        kept.map_async(work, range(4)).get({limit})
+    except ValueError as error:
+        assert 'not running' in str(error)
+    else:
+        raise SystemExit('its tasks are done by nobody')
+"""
 THEN = {
     "waits": "pass",
     "works": "pool.map_async(stay, range(9))",
     "has lost a worker": "os.kill(pool._pool[0].pid, signal.SIGKILL)",
     "has a queue beside it": "queue = context.Queue(); queue.put(bytes(1 << 20))",
     "is to be freed later": "globals()['kept'] = pool",
+    "is used again, as that of a module": KEPT.format(limit=LIMIT_S),
 }
 
 

@@ -549,7 +549,8 @@ class RunningAttempt:
     def _on_store_end(self) -> None:
         assert self._server is not None
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
-        how, store_log = self._server.how_it_ended(), self._run.paths.store_log
+        how = self._server.how_it_ended(self._context.oom_kills.risen)
+        store_log = self._run.paths.store_log
         self._run.add(FaultEvent(cause=STORE_LOST, kind=STORE_LOST, why=how, log=str(store_log)))
         self._context.say(f"the store server {how}: {self._run.shown(store_log)}")
         if self._job.restarts_in_process and not self.team.entered.issuperset(self._place.ranks):

@@ -55,7 +55,7 @@ class Echo:
     def __init__(self, screen: Screen) -> None:
         self._watch = GrowthWatch()
         self._screen = screen
-        self._sources: set[Source] = set()
+        self._sources: dict[Source, tuple[int, int]] = {}  # which file each one was
         self._new: deque[_Feed | _PlainFeed] = deque()
         self._feeds: list[_Feed | _PlainFeed] = []  # the thread's own
         self._notes: deque[str] = deque()
@@ -69,17 +69,20 @@ class Echo:
         self._thread.start()
 
     def follow(self, sources: Iterable[Source]) -> None:
-        """Show these too; a source that is followed already stays so.
+        """Show these too; a source that is followed already stays so, unless its file was renamed
+        or removed (as logs are rotated), and there is another one.
 
         Not one that is not there: the script may have removed its directory.
         """
         for source in sources:
-            if source not in self._sources:
-                self._sources.add(source)
-                kind = _PlainFeed if source.as_is else _Feed
-                with suppress(OSError):
+            with suppress(OSError):
+                status = source.path.stat()
+                file = (status.st_dev, status.st_ino)
+                if self._sources.get(source) != file:
+                    kind = _PlainFeed if source.as_is else _Feed
                     self._new.append(kind(source, self._screen))
                     self._watch.add(source.path)
+                    self._sources[source] = file
         self._watch.wake()
 
     def say(self, note: str) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -72,10 +74,16 @@ class StoreServer:
 
         self._kept = KeptRunning(self.process, "the store server")
 
-    def how_it_ended(self) -> str:
-        """In words, once ``pidfd`` says that it has."""
+    def how_it_ended(self, out_of_memory: Callable[[], str | None] = lambda: None) -> str:
+        """In words, once ``pidfd`` says that it has. ``out_of_memory`` is asked after a SIGKILL
+        whether the kernel has ended processes for want of memory, and says so."""
         code = self.process.wait()
-        return describe_exit(None, signal_name(-code)) if code < 0 else describe_exit(code, None)
+        if code >= 0:
+            return describe_exit(code, None)
+        how, why = describe_exit(None, signal_name(-code)), None
+        if code == -signal.SIGKILL:
+            why = out_of_memory()
+        return how if why is None else f"{how} ({why})"
 
     def close(self) -> None:
         """End the server, which has nothing to save."""

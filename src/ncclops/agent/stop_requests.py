@@ -97,7 +97,7 @@ class StopRequests:
             return
         if (forwarded := self._forwarded()) > self._from_supervisor:
             self._from_supervisor = forwarded
-        elif not self._repeats.has(signum):
+        elif not self._repeats.has_one():
             self._from_others += 1
         self.launcher_lost = self.launcher_lost or self.is_orphan
         before, both = self.signals, (self._from_supervisor, self._from_others)

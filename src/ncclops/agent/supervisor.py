@@ -46,8 +46,9 @@ FORWARDED = (
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# GNU `timeout` signals the launcher and then its group, and a batch script's trap does the same: a
-# signal that comes again so soon is the same request. Whoever means it twice, presses once more.
+# GNU `timeout` signals the launcher and then its group. A batch script's trap passes the signal of
+# a terminal on, often as another one, and systemd may send SIGHUP right after SIGTERM
+# (`SendSIGHUP=`). What comes so soon is the same request; whoever means it twice, presses again.
 SAME_REQUEST_S = 0.5
 
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
@@ -174,7 +175,7 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
             _suspend(agent_pid)
             continue
         if received in _ENDING:
-            if repeats.has(received):
+            if repeats.has_one():
                 continue
             asked = asked or (received, time.monotonic())
             pulse.count_forwarded()
@@ -189,17 +190,18 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
 
 
 class Repeats:
-    """Tells a signal that is sent twice for one request from a second request."""
+    """Tells a signal that is sent twice for one request, maybe as another one, from a second
+    request."""
 
     def __init__(self) -> None:
-        self._requests: dict[signal.Signals, float] = {}  # when the last request of each came
+        self._asked_at = -math.inf  # when the last request came
 
-    def has(self, received: signal.Signals) -> bool:
-        """Whether this signal, which comes now, belongs to the last request of its kind."""
+    def has_one(self) -> bool:
+        """Whether the signal to end that comes now belongs to the last request."""
         now = time.monotonic()
-        if now < self._requests.get(received, -math.inf) + SAME_REQUEST_S:
+        if now < self._asked_at + SAME_REQUEST_S:
             return True
-        self._requests[received] = now
+        self._asked_at = now
         return False
 
 

@@ -246,6 +246,12 @@ class MultiNode:
         if decision is not None:
             self._is_replaced = current.rank in decision.replaced
             return replace(decision, following=None) if self._is_replaced else decision
+        if not end.failed:
+            # Asked elsewhere, or here after our workers had ended: that these have ended well does
+            # not complete the job.
+            end = replace(end, stop=self._stop.first or self.stop_elsewhere())
+        if job_store.lost is None and end.stop is not None:
+            return await self._settle_stop(end)
         if job_store.lost is not None:
             self._say(f"{job_store.lost}: deciding locally")
         return self._decide([replace(end, cut_off=job_store.lost, stopping=self._stop.asked)])

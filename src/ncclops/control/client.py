@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _CONNECT_LIMIT_S = 5.0
 # For all of an answer. Longer than the server waits for the agent, so that the better one wins.
 _ANSWER_LIMIT_S = 30.0
+# Where the agent is stopped, its server most likely is, too.
+_STOPPED_LIMIT_S = 2.0
 _MOST_CHARS = 400  # of what an agent says
 
 
@@ -46,11 +48,11 @@ def status_of(run_dir: Path) -> RunStatus:
     """
     if RunPaths(run_dir).verdict.exists():
         return _read(run_dir)
+    held = _held(run_dir)
     try:
-        seen = _ask_status(run_dir)
+        seen = _ask_status(run_dir, None if held is None else _STOPPED_LIMIT_S)
     except AgentSilent as silence:
         seen = _without_agent(run_dir, str(silence))
-    held = _held(run_dir)
     return seen if held is None else replace(seen, notes=(*seen.notes, held))
 
 
@@ -97,8 +99,8 @@ def _held(run_dir: Path) -> str | None:
     )
 
 
-def _ask_status(run_dir: Path) -> RunStatus:
-    code, document = _request(run_dir, "GET", "/status")
+def _ask_status(run_dir: Path, limit_s: float | None) -> RunStatus:
+    code, document = _request(run_dir, "GET", "/status", limit_s=limit_s)
     if code != http.HTTPStatus.OK:
         raise AgentSilent(_said(document, "error", code))
     try:
@@ -127,15 +129,21 @@ class _Socket(socket.socket):
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, run_dir: Path, users: AbstractSet[int] | None = None) -> None:
-        super().__init__("localhost", timeout=_ANSWER_LIMIT_S)
+    def __init__(
+        self,
+        run_dir: Path,
+        users: AbstractSet[int] | None = None,
+        limit_s: float | None = None,
+    ) -> None:
+        self._limit_s = _ANSWER_LIMIT_S if limit_s is None else limit_s
+        super().__init__("localhost", timeout=self._limit_s)
         self._run_dir, self._users = run_dir, users
 
     def connect(self) -> None:
         connected = control_address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
         self.sock = _Socket(fileno=connected.detach())
-        self.sock.deadline = time.monotonic() + _ANSWER_LIMIT_S
-        self.sock.settimeout(_ANSWER_LIMIT_S)
+        self.sock.deadline = time.monotonic() + self._limit_s
+        self.sock.settimeout(self._limit_s)
         user = control_address.user_of_peer(self.sock)
         if self._users is not None and user not in self._users:
             raise AgentSilent(f"a process of user {user} listens in place of its agent")
@@ -148,9 +156,10 @@ def _request(
     body: str | None = None,
     headers: Mapping[str, str] | None = None,
     users: AbstractSet[int] | None = None,
+    limit_s: float | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """The answer, its status and its document; of a process of one of ``users`` alone."""
-    connection = _Connection(run_dir, users)
+    connection = _Connection(run_dir, users, limit_s)
     try:
         connection.request(method, path, body, dict(headers or {}))
         response = connection.getresponse()

@@ -87,7 +87,9 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
     if is_path(ref):
         path = (cwd or Path.cwd()) / with_home(ref)
         if not _is(path.is_file):
-            what = "that is a directory" if _is(path.is_dir) else "there is no such file"
+            what = "there is no such file"
+            if _is(path.exists):
+                what = "that is a directory" if path.is_dir() else "that is a pipe or a device"
             raise ProfileNotFound(
                 f"profile {ref}: {what}; name a .toml file, or a profile of `ncclops profile list`"
             )

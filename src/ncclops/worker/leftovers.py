@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 
@@ -99,29 +99,94 @@ def _target(handler: logging.Handler) -> tuple[Any, ...]:
 
 
 class _Threads:
-    """Knows the threads that earlier runs have left running: they cannot be ended from outside."""
+    """Knows the threads that earlier runs have left running: they cannot be ended from outside.
+
+    A thread of an executor that a module keeps works for later runs as well: it is one of an
+    earlier run only while it is at a task of that.
+    """
 
     def __init__(self) -> None:
-        self._left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._left = weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]]()
 
     def note(self, ours: set[threading.Thread]) -> None:
         """The run has ended; what runs now and is not among ``ours`` is its own."""
-        self._left |= weakref.WeakSet(t for t in threading.enumerate() if t not in ours)
+        tasks = _tasks()
+        for thread in threading.enumerate():
+            if thread not in ours:
+                # No reference to a task: it holds what the script has handed to it.
+                self._left[thread] = weakref.ref(tasks.get(thread.ident, thread))
 
     def keep_the_process(self) -> list[str]:
         """Names of threads of earlier runs for which the interpreter would wait at its end."""
-        return sorted(t.name for t in self._left if t.is_alive() and not t.daemon)
+        return sorted(t.name for t in self._held() if not t.daemon)
 
     def join_others(self) -> None:
         """Wait for the threads of the run that has ended well, as the interpreter would."""
+        held = self._held()
+        _have_executors_end()
         for thread in threading.enumerate():
-            is_its_own = thread is not threading.current_thread() and thread not in self._left
+            is_its_own = thread is not threading.current_thread() and thread not in held
             if is_its_own and not thread.daemon:
                 thread.join()
 
     def names(self) -> list[str]:
         """Names of all threads of earlier runs that still run."""
         return sorted(t.name for t in self._left if t.is_alive())
+
+    def _held(self) -> set[threading.Thread]:
+        """The threads that still do what an earlier run had them do, with nothing behind that."""
+        tasks = _tasks()
+        return {
+            thread
+            for thread, task in self._left.items()
+            if thread.is_alive()
+            and (at := tasks.get(thread.ident, thread)) is not _IDLE
+            and at is task()
+            and not _has_more_to_do(thread)
+        }
+
+
+class _Idle:
+    """In the place of a task."""
+
+
+_IDLE = _Idle()
+
+
+def _tasks() -> dict[int | None, object]:
+    """What each thread of a ``ThreadPoolExecutor`` is at, by the thread's identifier."""
+    # No public name for it; where a version of Python has none, its threads are as all others.
+    worker = getattr(getattr(_executors(), "_worker", None), "__code__", None)
+    tasks: dict[int | None, object] = {}
+    for thread, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        called: FrameType | None = None
+        while frame is not None and frame.f_code is not worker:
+            called, frame = frame, frame.f_back
+        if frame is not None:
+            tasks[thread] = _IDLE if called is None else called.f_locals.get("self", _IDLE)
+    return tasks
+
+
+def _has_more_to_do(thread: threading.Thread) -> bool:
+    """Whether tasks wait for this thread of an executor."""
+    queue = getattr(_executors(), "_threads_queues", {}).get(thread)
+    return queue is not None and queue.qsize() > 0
+
+
+def _executors() -> ModuleType | None:
+    return sys.modules.get("concurrent.futures.thread")
+
+
+def _have_executors_end() -> None:
+    """Have idle threads of executors end, as the interpreter does before it waits for threads.
+
+    It calls what ``concurrent.futures`` has left with it for that. Here that is called in threads:
+    it also waits for the executors' threads of earlier runs, which may never end.
+    """
+    # No public name for it.
+    for callback in reversed(getattr(threading, "_threading_atexits", [])):
+        threading.Thread(target=callback, name="ncclops-executors", daemon=True).start()
 
 
 atexit_callbacks = _AtExit()

@@ -30,10 +30,15 @@ def end(limit_s: float) -> None:
     finalizers = list(registry.values())
     for finalizer in filter(_writes_queue, finalizers):
         finalizer.cancel()
+    of_pools = list(filter(_is_of_pool, finalizers))
+    for finalizer in of_pools:
+        # A module may keep the pool: it would take tasks, and nobody do them.
+        if (pool := getattr(finalizer, "_weakref", lambda: None)()) is not None:
+            pool._state = multiprocessing.pool.TERMINATE
     # Called here, they are not called again when the pool is freed.
     threads = [
         threading.Thread(target=finalizer, name="ncclops-pool", daemon=True)
-        for finalizer in filter(_is_of_pool, finalizers)
+        for finalizer in of_pools
     ]
     for thread in threads:
         thread.start()
