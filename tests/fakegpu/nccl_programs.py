@@ -216,6 +216,36 @@ def groups(eager: bool) -> list[float]:
     return found
 
 
+class _Allocated(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")
+    ] + [(name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")]
+
+
+def ended_communicators(count: int) -> int:
+    """How many more bytes are allocated after ``count`` communicators, each destroyed at once."""
+    take_gpu(0)
+    nccl, libc = ctypes.CDLL("libnccl.so.2"), ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Allocated
+
+    class Identifier(ctypes.Structure):
+        _fields_ = [("internal", ctypes.c_byte * 128)]
+
+    def make_and_end(times: int) -> int:
+        for _ in range(times):
+            identifier, comm = Identifier(), ctypes.c_void_p()
+            assert nccl.ncclGetUniqueId(ctypes.byref(identifier)) == 0
+            assert nccl.ncclCommInitRank(ctypes.byref(comm), 1, identifier, 0) == 0
+            assert nccl.ncclCommDestroy(comm) == 0
+        return int(libc.mallinfo2().uordblks)
+
+    before = make_and_end(100)
+    return make_and_end(count) - before
+
+
 def split() -> float:
     """Odd and even ranks, from the world's communicator."""
     begin(eager=True)

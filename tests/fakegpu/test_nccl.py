@@ -54,6 +54,11 @@ def test_groups_have_communicators_of_their_own(
     )
 
 
+def test_communicators_that_have_ended_do_not_pile_up(ncclops_job: JobFactory, host: Host) -> None:
+    job = ncclops_job(programs.ended_communicators, world_size=1, args=(400,), env=host.environment)
+    assert job.run().value < 400 * 500  # bytes; one is 2,900
+
+
 @pytest.mark.gpu
 def test_a_communicator_is_split(ncclops_job: JobFactory, host: Host) -> None:
     values = ncclops_job(programs.split, world_size=4, env=host.environment).run().values

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
+from ncclops.restart import monitor_thread
 from ncclops.restart._instant import Instant
 from ncclops.restart._interrupt.main_thread import Interrupter
 from ncclops.restart.abort import Abort
@@ -70,3 +73,23 @@ def test_an_abort_that_raises_has_ended_as_well(error: Exception | None) -> None
     Ledger(store, 1).arrive(3, Arrival(0, 0, 1), [])
     thread.stop(20)
     assert "ncclops-monitor" not in {each.name for each in threading.enumerate()}
+
+
+@pytest.mark.parametrize("name", ["ncclops-abort", "saves"])
+def test_the_recorder_is_read_before_an_abort_only_where_a_thread_may_have_to_end(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It copies all its entries: some MB, of which each thread that has asked keeps as many."""
+    asked, ended = list[bool](), list[type[BaseException]]()
+
+    def pending() -> bool:
+        asked.append(True)
+        return True
+
+    monkeypatch.setattr(monitor_thread, "may_have_pending_operation", pending)
+    monkeypatch.setattr(monitor_thread, "end_threads_at_work", ended.append)
+    there = [threading.main_thread(), threading.Thread(name=name)]
+    monkeypatch.setattr(threading, "enumerate", lambda: there)
+    in_monitor: Any = SimpleNamespace(_interrupter=SimpleNamespace(raise_ahead=lambda: None))
+    MonitorThread._leave_ahead(in_monitor)
+    assert [bool(asked), bool(ended)] == [name == "saves"] * 2

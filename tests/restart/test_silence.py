@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
+from ncclops.restart import session
 from ncclops.restart._endings import follows_from_abort
 from ncclops.restart._groups import recorder
 from ncclops.restart._groups.recorder import begun_operations
@@ -99,6 +102,63 @@ def test_an_operation_that_a_rank_begins_is_seen() -> None:
     before = begun_operations()
     dist.all_reduce(torch.ones(1))
     assert before != begun_operations() == begun_operations()
+
+
+def test_what_is_remembered_of_operations_does_not_grow_with_the_groups_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The recorder keeps the counts of each group that there has ever been."""
+
+    def begun_in(groups: dict[str, int]) -> list[Any]:
+        counts = {group: {"last_enqueued_collective": count} for group, count in groups.items()}
+        found = {"pg_config": {"0": {}}, "pg_status": counts}
+        monkeypatch.setattr(
+            recorder, "recorded", lambda name="nccl": found if name == "nccl" else {}
+        )
+        return begun_operations()
+
+    many = {str(n): 2 for n in range(1000)}
+    assert len(begun_in(many)) == len(begun_in({"0": 2}))
+    assert begun_in(many) == begun_in(many)
+    assert begun_in(many) != begun_in(many | {"999": 3})
+    assert begun_in(many) != begun_in(many | {"1000": -1})
+    assert begun_in({}) != begun_in({"0": -1})
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "begun", "asks", "has_fault"),
+    [(0.0, [], False, False), (400.0, ["more"], True, False), (400.0, [], True, True)],
+    ids=["an operation just now", "one since the last tick", "none for long"],
+)
+def test_the_recorder_is_read_only_where_its_answer_matters(
+    monkeypatch: pytest.MonkeyPatch,
+    main_thread: int,
+    idle_s: float,
+    begun: list[str],
+    asks: bool,
+    has_fault: bool,
+) -> None:
+    """It takes the longer, and the more memory, the more groups there have been."""
+    page, last, asked = Page(create_page_fd()), LastOperation(), list[int]()
+    page.soft_s, page.watch, page.main_beat = 600.0, Watch.SOFT_AND_HARD, Page.now() + 60
+    last.look(BEGUN)
+    last._at -= idle_s
+
+    def now_begun() -> list[Any]:
+        asked.append(1)
+        return [*BEGUN, *begun]
+
+    monkeypatch.setattr(session, "begun_operations", now_begun)
+    of_session: Any = SimpleNamespace(
+        monitor_process=SimpleNamespace(page=page),
+        _main_thread=main_thread,
+        _rank=1,
+        _last_operation=last,
+        _groups_made_in=-1,
+        iteration=0,
+    )
+    fault = session.Session._own_silence(of_session, None)
+    assert (fault is not None, bool(asked)) == (has_fault, asks)
 
 
 @pytest.mark.parametrize("also_silent", [False, True])

@@ -20,7 +20,7 @@ from ncclops.restart._groups.aborting import before_silent_ends
 from ncclops.restart._groups.open_operations import no_group_of_operations
 from ncclops.restart._groups.recorder import may_have_pending_operation
 from ncclops.restart._interrupt.main_thread import Interrupter
-from ncclops.restart._interrupt.other_threads import end_threads_at_work
+from ncclops.restart._interrupt.other_threads import are_there_others, end_threads_at_work
 from ncclops.restart._observer import place
 from ncclops.restart.abort import Abort
 from ncclops.restart.agreement import Agreement
@@ -253,5 +253,6 @@ class MonitorThread:
     def _leave_ahead(self) -> None:
         """Before waits for the device end without an error."""
         self._interrupter.raise_ahead()
-        if may_have_pending_operation():
+        # Asked last: the recorder copies all that it has, for this thread of one abort.
+        if are_there_others() and may_have_pending_operation():
             end_threads_at_work(RankShouldRestart)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -226,16 +227,21 @@ class Session:
 
     def _own_silence(self, waited_s: float | None) -> Fault | None:
         """Monitor thread."""
-        page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
-        self._last_operation.look(begun_operations())
-        return own_silence(
-            page,
+        judge = partial(
+            own_silence,
+            self.monitor_process.page,
             self._main_thread,
             self._rank,
             self._last_operation,
             waited_s,
-            had_groups=had_groups,
+            had_groups=self._groups_made_in == self.iteration,
         )
+        if judge() is None:
+            return None
+        # The recorder is slow once there have been many groups. What has begun since the last tick
+        # can only clear this rank.
+        self._last_operation.look(begun_operations())
+        return judge()
 
     def _at_each_tick(self) -> None:
         """Watchdog thread."""

@@ -1,6 +1,7 @@
 /* The end of communicators: finalized, destroyed, revoked, aborted. */
 #include "nccl/internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -31,6 +32,22 @@ void communicator_stop(ncclComm_t comm) {
     wait_for_launches(comm);
 }
 
+/* The last ones to end are kept, so that one that is handed in again is noticed. The one that has
+ * ended before them is freed. */
+#define ENDED_KEPT 64
+
+static void keep_for_a_while(ncclComm_t comm) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static ncclComm_t ended[ENDED_KEPT];
+    static unsigned long count;
+    pthread_mutex_lock(&lock);
+    ncclComm_t *place = &ended[count++ % ENDED_KEPT];
+    ncclComm_t oldest = *place;
+    *place = comm;
+    pthread_mutex_unlock(&lock);
+    free(oldest);
+}
+
 static void take_down(ncclComm_t comm, const char *how) {
     bootstrap_leave(comm);
     device_lock();
@@ -42,6 +59,7 @@ static void take_down(ncclComm_t comm, const char *how) {
               how);
     log_event("nccl-end", "comm=%s comm_rank=%d ranks=%d how=%s", comm->name, comm->rank,
               comm->ranks, how);
+    keep_for_a_while(comm);
 }
 
 /* --- aborting --------------------------------------------------------------------------------- */
@@ -68,7 +86,8 @@ void end_aborted(void) {
     }
 }
 
-/* NCCL has freed it then, and whoever hands it in again reads and frees what may be anyone's. */
+/* NCCL has freed it then, and whoever hands it in again reads and frees what may be anyone's. Here
+ * that is noticed of the last ENDED_KEPT. */
 static void end_once(ncclComm_t comm, const char *function) {
     if (atomic_exchange(&comm->aborted, true))
         fatal("%s of communicator %s, which is destroyed or aborted already", function, comm->name);

@@ -74,12 +74,19 @@ def recorded_groups() -> list[int]:
 
 
 def begun_operations() -> list[Any]:
-    """The groups of this process, and counts of what it has begun in them; where the recorder is
-    off, nothing. To be compared with what it was before."""
+    """The groups of this process by their names, and how many it has had and what it has begun in
+    all of them; where the recorder is off, nothing. To be compared with what it was before.
+
+    Sums, as the recorder keeps each group of the process, and none of its counts ever falls.
+    """
     both = recorded(), recorded("_dump_fr_trace")
     groups = [sorted(of["pg_config"]) for of in both if of.get("pg_config")]
-    of_groups = [status for of in both for status in of.get("pg_status", {}).items()]
-    return [*groups, *((group, each.get("last_enqueued_collective")) for group, each in of_groups)]
+    counts = [
+        int(status.get("last_enqueued_collective", 0))
+        for of in both
+        for status in of.get("pg_status", {}).values()
+    ]
+    return [*groups, len(counts), sum(counts)] if groups or counts else []
 
 
 def recorded_of_gloo() -> dict[Any, dict[str, int]]:

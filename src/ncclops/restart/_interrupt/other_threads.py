@@ -63,13 +63,22 @@ def end_threads_at_work(error: type[BaseException]) -> None:
     0.2 s (see ``_interrupt.delicate``) it is left out.
     """
     _be_quiet_about(error)
-    left = [_Looked(each) for each in threading.enumerate() if _may_be_ended(each)]
+    left = [_Looked(each) for each in _that_may_be_ended()]
     deadline = time.monotonic() + _DELICATE_FOR_S
     while left and time.monotonic() < deadline:
         frames = sys._current_frames()
         left = [each for each in left if not _settled(each, frames, error)]
         if left:
             time.sleep(_LOOK_AGAIN_S)
+
+
+def are_there_others() -> bool:
+    """Whether there are threads that ``end_threads_at_work`` would look at."""
+    return bool(_that_may_be_ended())
+
+
+def _that_may_be_ended() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if _may_be_ended(each)]
 
 
 def _settled(looked: _Looked, frames: dict[int, FrameType], error: type[BaseException]) -> bool:
