@@ -304,6 +304,32 @@ def test_the_trainer_s_own_form_wins_over_the_plain_one() -> None:
     assert receipt.verdict == "healthy"
 
 
+ENDED = "peak memory 17.92 GiB\ntraining finished\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "numbers", "steps"),
+    [
+        ("", "step {}", range(9_990, 10_010), 20),  # any script's, of which none is padded
+        ("", "step {}", range(20_000, 20_010), 10),
+        ("compile_warmup 31.20s\n", "step {}", range(9_990, 10_010), 20),
+        ("compile_warmup 31.20s\n", "step {:05}", range(9_990, 10_010), 20),
+        ("compile_warmup 31.20s\n", "step {:05}", range(20_000, 20_010), 10),
+    ],
+)
+def test_steps_from_10_000_on_are_those_of_the_form_that_had_the_steps_before(
+    before: str, step: str, numbers: range, steps: int
+) -> None:
+    lines = [f"{step.format(number)} loss 2.1 tok/s 2,310\n" for number in numbers]
+    receipt = receipt_of("".join([before, *lines, ENDED]))
+    assert (receipt.verdict, receipt.facts.steps) == ("healthy", steps)
+
+
+def test_the_contract_s_own_steps_want_a_warm_up() -> None:
+    lines = [f"step {number:05} loss 2.1\n" for number in range(9_990, 10_010)]
+    assert broken(receipt_of("".join([*lines, ENDED]))) == ["compile-warmup"]
+
+
 def test_a_profile_s_own_lines_are_asked_first() -> None:
     own = log_formats.parse_form(
         {

@@ -26,6 +26,7 @@ def tables() -> Iterator[Any]:
 
 def seen_by(document: Table, table: Table, line: str) -> list[Observation]:
     """What one pattern alone makes of a line, through the reader that users' lines go through."""
+    table = table | {"continues": False}
     alone = log_formats.parse_form(document | {"pattern": [table], "only_with": None})
     scan = LogScan("log", forms=[alone])
     return scan.feed(line)

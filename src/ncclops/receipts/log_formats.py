@@ -43,12 +43,17 @@ Values = dict[str, list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """One kind of line; see the module."""
+    """One kind of line; see the module.
+
+    ``continues``: others print such steps, too. They count where the form has found steps of its
+    own before, or where a log begins with them after its warm-up.
+    """
 
     kind: Kind
     contains: tuple[str, ...]
     regex: re.Pattern[str]
     values: tuple[re.Pattern[str], ...] = ()
+    continues: bool = False
 
     @cached_property
     def contained(self) -> tuple[bytes, ...]:
@@ -139,12 +144,16 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
         texts = table.get(key, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"form {form}: pattern for {kind}: {key} has to be an array of texts")
+    continues = table.get("continues", False)
+    if type(continues) is not bool:
+        raise ValueError(f"form {form}: pattern for {kind}: continues cannot be {continues!r}")
     try:
         return Pattern(
             kind=cast("Kind", kind),
             contains=tuple(literal.lower() for literal in table["contains"]),
             regex=re.compile(table["regex"]),
             values=tuple(re.compile(regex) for regex in table.get("values", ())),
+            continues=continues,
         )
     except KeyError as error:
         raise ValueError(f"form {form}: pattern for {kind}: {error.args[0]} is missing") from error

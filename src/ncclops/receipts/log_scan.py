@@ -117,11 +117,20 @@ class LogScan:
         seen: dict[str, Observation] = {}
         for form, pattern in patterns:
             values = pattern.match(body, lowered)
-            if values is None:
+            if values is None or (pattern.continues and not self._has_begun(form, rank)):
                 continue
             for observation in self._observe(form, pattern, rank, values, where):
                 seen.setdefault(observation.kind, observation)
         return list(seen.values())
+
+    def _has_begun(self, form: Form, rank: int | None) -> bool:
+        """Whether steps of ``rank`` that other forms know as well are this one's; see ``Pattern``."""
+        own = self._tallies.get((form.name, rank))
+        if own is not None and own.has_steps:
+            return True
+        return self._warmup is not None and not any(
+            tally.has_steps for (_, of), tally in self._tallies.items() if of == rank
+        )
 
     def _observe(
         self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where

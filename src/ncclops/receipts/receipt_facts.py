@@ -95,6 +95,11 @@ class Tally:
                 self._facts = replace(self._facts, end=seen.where)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether a step has been reported."""
+        return self._highest is not None
+
+    @property
     def facts(self) -> Facts:
         """What is known so far."""
         if not self._rates:

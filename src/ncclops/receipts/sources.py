@@ -19,6 +19,7 @@ from ncclops.record.verdict_record import VERDICT
 
 # Steps that a page may tell of which no record does: a page of random bytes tells of 2**63.
 _MOST_UNRECORDED = 1_000_000
+_BLOCK_BYTES = 1 << 16
 
 
 def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
@@ -119,8 +120,13 @@ def _load_file(path: Path, shown: str, extra_forms: Sequence[Form]) -> Facts:
     if _holds_records(path):
         return load_records(path, shown)
     scan = LogScan(shown, extra_forms=extra_forms)
+    block = bytearray()
     for line in read_lines(path):
-        scan.feed(line)
+        block += line
+        if len(block) >= _BLOCK_BYTES:
+            scan.feed_block(bytes(block))
+            block.clear()
+    scan.feed_block(bytes(block))
     return scan.facts
 
 
