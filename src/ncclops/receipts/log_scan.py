@@ -124,7 +124,7 @@ class LogScan:
         return list(seen.values())
 
     def _has_begun(self, form: Form, rank: int | None) -> bool:
-        """Whether steps of ``rank`` that other forms know as well are this one's; see ``Pattern``."""
+        """Whether ``rank``'s steps that any script may print are this form's; see ``Pattern``."""
         own = self._tallies.get((form.name, rank))
         if own is not None and own.has_steps:
             return True
