@@ -18,6 +18,7 @@ from ncclops.restart._groups.backends import (
     backends_in_the_making,
     backends_of,
     has_watchdog,
+    is_making_nccl,
     nccl_library,
 )
 from ncclops.restart._groups.ending import end_groups_in_a_thread, end_later, is_first_to_end
@@ -70,7 +71,8 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     ending = [b for each in groups if each not in to_end for b in backends_of(each)]
     backends = [b for b in backends if not (has_watchdog(b) and b in ending)]
     global aborted_nccl, _members
-    aborted_nccl, ranks = bool(watched), distributed_c10d._world.pg_group_ranks
+    aborted_nccl = bool(watched) or is_making_nccl(main_thread)
+    ranks = distributed_c10d._world.pg_group_ranks
     _members = {id(each): frozenset(ranks[each]) for each in groups if each in ranks}
     if watched:
         # The abort ends a wait for the device without an error, and the main thread goes on: it
