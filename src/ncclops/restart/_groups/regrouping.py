@@ -256,12 +256,12 @@ class Regrouping:
             end_kept_group_of_nccl()
             kept_default.begin()
             assert self._device_id is not None
-            before = reconfiguring.is_joining.set(others_have_it)
             try:
+                reconfiguring.is_joining.set(others_have_it)
                 store = self._session.store_for_kept_group(over)
                 self._make("later", store, enable_reconfigure=True)
             finally:
-                reconfiguring.is_joining.reset(before)
+                reconfiguring.is_joining.set(False)
             group = reconfiguring.made(self._device_id, self._iteration, over)
         keys, said = f"{self._tries}/handle", _handle(group.group)
         handles = json.loads(self._decided(keys, f"{keys}s", said, _as_list))
