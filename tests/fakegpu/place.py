@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sysconfig
 from dataclasses import dataclass
@@ -28,6 +29,16 @@ class Place:
         """The libraries of that torch."""
         inside = sysconfig.get_path("purelib", vars={"base": str(self.root / "venv")})
         return Path(inside) / "torch" / "lib"
+
+    @property
+    def torch(self) -> tuple[int, ...]:
+        """The first two numbers of its version; ``()``: it is not there."""
+        file = self.torch_libraries.parent / "version.py"
+        if not file.exists():
+            return ()
+        found = re.search(r"__version__ = '(\d+)\.(\d+)", file.read_text())
+        assert found is not None, file
+        return tuple(map(int, found.groups()))
 
     @property
     def headers(self) -> Path:

@@ -163,15 +163,15 @@ class _OnGpus:
         self._device = take_gpu(worker.rank)
         self._model = Scaled(self._device)
         self._ddp: Any = None
-        self._faults = dict(worker.parameters["faults"])
+        # A process that takes the place of a lost rank comes later.
+        self._faults = {} if call.iteration else dict(worker.parameters["faults"])
         self.steps, self.sizes = 0, dict[int, int]()
 
     def regroup(self, _old: restart.Membership | None, new: restart.Membership) -> None:
         given = self._worker.parameters
         within = timedelta(seconds=given.get("within", 20))
-        group = self._call.init_process_group(
-            "nccl", device_id=self._device, shrink=given["shrink"], within=within
-        )
+        how = {name: given[name] for name in ("shrink", "reconfigure") if name in given}
+        group = self._call.init_process_group("nccl", device_id=self._device, within=within, **how)
         assert (dist.get_rank(), dist.get_world_size()) == (new.rank, new.world_size)
         ranks = dist.get_process_group_ranks(dist.group.WORLD)
         assert ranks == list(range(new.world_size))
@@ -260,4 +260,5 @@ def on_gpus(worker: Worker) -> Any:
 
     function.__annotations__["call"] = restart.CallWrapper
     incidents = str(worker.directory / "incidents")
-    return worker.wrap(function, incident_dir=incidents, **FAST)()
+    grow = timedelta(seconds=40) if worker.parameters.get("grow") else None
+    return worker.wrap(function, incident_dir=incidents, grow_timeout=grow, **FAST)()

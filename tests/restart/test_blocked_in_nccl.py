@@ -56,6 +56,19 @@ def test_only_a_call_of_torch_distributed_may_wait_for_peers(
 
 
 @pytest.mark.parametrize(
+    ("maker", "makes"),
+    [("_create_nccl2_process_group", True), ("_create_gloo_process_group", False)],
+)
+def test_a_communicator_that_no_backend_shows_yet_counts_as_one_of_nccl(
+    maker: str, *, makes: bool
+) -> None:
+    """torch's second engine makes it in the constructor."""
+    calls = ("/work/train.py", "main"), (C10D, "_new_process_group_helper"), (C10D, maker)
+    aborting.abort_groups(frames(*calls))
+    assert aborting.aborted_nccl == makes
+
+
+@pytest.mark.parametrize(
     ("files", "waits"),
     [
         (["/work/train.py", C10D], True),

@@ -9,6 +9,7 @@ import pytest
 
 from ncclops.testing import JobFactory
 from tests.fakegpu.host import Host
+from tests.fakegpu.place import HERE
 from tests.restart import pair_programs as programs
 
 from .conftest import Job, lanes
@@ -84,6 +85,9 @@ def test_several_faults_in_a_row(job: Job) -> None:
 
 
 @lanes("nccl-eager", extended=("nccl",))
+@pytest.mark.skipif(
+    HERE.torch >= (2, 15), reason="of torch's second engine it is not known which groups are idle"
+)
 def test_nccl_keeps_the_communicator(job: Job, host: Host) -> None:
     faults = [("idle", 1, "dies"), ("waiting", 0, "raises")]
     assert start(job, 4, *faults).wait() == {0: 0, 1: -9, 2: 0, 3: 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ncclops.restart.regroup import (
     failure_of,
     plan_for,
     which_to_keep,
+    why_nccl_not_in_place,
     why_never_kept,
     why_not_in_place,
     why_not_shrunk,
@@ -24,6 +26,7 @@ from ncclops.restart.regroup import (
 
 KEPT = [Offer(handle=f"handle {rank}", goes_on=True) for rank in range(3)]
 NEW = Offer()
+OVER = Offer(over="1/kept/0", goes_on=True)
 
 
 def seats(size: int, *ranks: int, made_in: int = 0) -> list[Offer]:
@@ -45,7 +48,7 @@ def anew(why: str) -> Plan:
         ("gloo", True, False, None),
         ("GLOO", True, False, None),
         ("gloo", False, False, "torch 2.13.0 cannot reconfigure groups, 2.14 and newer can"),
-        ("nccl", True, False, "groups of nccl are not reconfigured, only of gloo"),
+        ("nccl", True, False, "groups of nccl are reconfigured only with reconfigure=True"),
         ("cpu:gloo,cuda:nccl", True, False, "groups of cpu:gloo,cuda:nccl are not"),
         ("gloo", True, True, "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"),
     ],
@@ -56,6 +59,54 @@ def test_what_can_be_reconfigured(
     said = why_not_in_place(
         backend, torch_version="2.13.0", has_reconfigure=has_reconfigure, is_wrapped=is_wrapped
     )
+    assert (said or "").startswith(why or "") and (said is None) == (why is None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_asked_for", "why"),
+    [
+        ("gloo", False, "reconfigure=False"),
+        ("gloo", True, None),
+        ("nccl", False, "reconfigure=False"),
+        ("cpu:gloo,cuda:nccl", True, "groups of cpu:gloo,cuda:nccl are not reconfigured"),
+    ],
+)
+def test_it_can_be_asked_for_and_ruled_out(
+    backend: str, is_asked_for: bool, why: str | None
+) -> None:
+    said = why_not_in_place(
+        backend,
+        torch_version="2.15.0",
+        has_reconfigure=True,
+        is_wrapped=False,
+        is_asked_for=is_asked_for,
+    )
+    assert (said or "").startswith(why or "") and (said is None) == (why is None)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({}, None),
+        ({"has_second_engine": False}, "torch 2.15.0 cannot reconfigure groups of NCCL, 2.15 and"),
+        ({"is_second_engine": False}, "groups are not of torch's second NCCL engine"),
+        ({"nccl_version": (2, 28, 3)}, "NCCL 2.28.3 cannot revoke communicators, 2.28.7 and newer"),
+        ({"has_device": False}, "without device_id"),
+        ({"watchdog_ends_groups": True}, "torch's watchdog may abort communicators"),
+        ({"is_wrapped": True}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+    ],
+)
+def test_what_of_nccl_can_be_reconfigured(what: dict[str, Any], why: str | None) -> None:
+    all_is_well: dict[str, Any] = {
+        "torch_version": "2.15.0",
+        "has_second_engine": True,
+        "is_second_engine": True,
+        "nccl_version": (2, 28, 7),
+        "has_device": True,
+        "is_wrapped": False,
+        "watchdog_ends_groups": False,
+    }
+    said = why_nccl_not_in_place(**all_is_well | what)
     assert (said or "").startswith(why or "") and (said is None) == (why is None)
 
 
@@ -106,6 +157,20 @@ def test_what_can_be_shrunk(what: dict[str, Any], why: str | None) -> None:
             Plan(("handle 0", "handle 1", "handle 2"), can_later=True, objects_stay=True),
         ),
         ([NEW, NEW], Plan(can_later=True, why="no rank had a group")),
+        # Of NCCL, who has none makes one that joins.
+        ([OVER, OVER], Plan(over="1/kept/0", can_later=True, objects_stay=True)),
+        ([OVER, NEW], Plan(over="1/kept/0", can_later=True)),
+        (
+            [Offer(lacks="a", goes_on=True), OVER],
+            Plan(over="1/kept/0", can_later=True, objects_stay=True),
+        ),
+        ([OVER, replace(OVER, over="2/kept/0")], anew("ranks have different groups")),
+        (
+            [OVER, replace(OVER, grows=True)],
+            anew("TORCH_NCCL2_RECONFIGURE_SHRINK_GROW is not the same on all ranks"),
+        ),
+        ([OVER, *KEPT[:1]], anew("ranks have groups of different kinds")),
+        ([OVER, Offer("torch is old")], Plan(why="rank 1: torch is old")),
         ([*KEPT, NEW], Plan(can_later=True, why="rank 3 had no group of before")),
         ([NEW, *KEPT, NEW], Plan(can_later=True, why="rank 0 and 1 more had no group of before")),
         (
@@ -172,6 +237,8 @@ def test_what_it_says() -> None:
         ("1/kept/0/later/0//cpu//reconfigure/3000/0/1", True),
         ("1/kept/0/later/0//cpu//reconfigure/4000/0/1", False),
         ("1/kept/0/later/0//cpu//reconfigure/4001/claimed", False),
+        ("1/kept/0/later/0//cuda//nccl2_reconfigure/3000/claimed", True),
+        ("1/kept/0/later/0//cuda//nccl2_reconfigure/4000/claimed", False),
         ("1/kept/0/later/ncclops/meeting/0/2/next", True),
         ("4/kept/0/later/0//cpu//reconfigure/4000/0/1", False),
     ],

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ncclops.classify import Scanner
 from ncclops.record.incident_record import absent_ranks
+from ncclops.restart._groups.reconfiguring import is_joining
 from ncclops.worker.group_defaults import _meeting
 from ncclops.worker.meeting import AbsentRanksError, Meeting, Team
 
@@ -161,3 +162,13 @@ def test_only_members_meet_and_only_where_all_come_in_one_order_or_wait(
         assert found.team is not None
     other = _meeting(torch, MINE | given, team(1, 4))  # the script numbers ranks by itself
     assert other is None or other.team is None
+
+
+def test_who_joins_the_group_of_others_meets_nobody() -> None:
+    """They have made theirs before."""
+    torch = SimpleNamespace(get_rank=lambda: 2, get_world_size=lambda: 4)
+    given = MINE | {"global_ranks_in_group": [], "group_name": "0", "group_rank": 2}
+    before = is_joining.set(True)
+    found = _meeting(torch, given, team(2, 4))
+    is_joining.reset(before)
+    assert found is None

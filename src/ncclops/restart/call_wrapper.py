@@ -146,26 +146,35 @@ class CallWrapper:
         within: timedelta = timedelta(seconds=30),
         device_id: torch.device | None = None,
         shrink: bool = False,
+        reconfigure: bool | None = None,
     ) -> Regrouped:
         """Bring torch's default group to the members there are, in ``on_membership``.
 
         In place of ``torch.distributed.init_process_group``, on all ranks. The first time, it makes
         the group. After a fault, where the group that is there can be reconfigured on every rank
         (torch 2.14 and newer, Gloo), it has its new members and connections afterwards, and is the
-        same object. With ``shrink``, where the ranks are those of before without some that were
-        lost, a group of NCCL is made of the communicator that is there (NCCL 2.28.7 and newer, with
+        same object. With ``reconfigure``, so it is with NCCL (torch 2.15 and newer, with
+        ``device_id``), where a rank that has no group makes one that joins. With ``shrink``, where
+        the ranks are those of before without some that were lost, a group of NCCL is made of the
+        communicator that is there (torch's first engine, NCCL 2.28.7 and newer, with
         ``device_id``). Otherwise it is made anew, on all ranks; ``why`` of the result says what was
         in the way. ``objects_stay`` says, on all ranks alike, that no rank is new: then DDP goes
         on, on any of these groups, after ``renew(ddp)`` of the result.
 
         ``timeout`` is the group's, by default torch's, and ``device_id`` its device, as torch has
         it; ``within`` is how long to reconfigure or shrink it may take, before the group is made
-        anew instead.
+        anew instead. ``reconfigure=False``: a group of Gloo is made anew, too.
 
-        Raises ``RuntimeError`` outside ``on_membership``, and what torch raises.
+        Raises ``RuntimeError`` outside ``on_membership``, ``ValueError`` where a group of NCCL is
+        to be shrunk and to be reconfigured, and what torch raises.
         """
         return self._in_on_membership("init_process_group").regroup(
-            backend, timeout=timeout, within=within, device_id=device_id, shrink=shrink
+            backend,
+            timeout=timeout,
+            within=within,
+            device_id=device_id,
+            shrink=shrink,
+            reconfigure=reconfigure,
         )
 
     def new_group(

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from ncclops.restart._groups import kept_beside, kept_default
 from ncclops.restart._groups.beside import GroupsBeside
-from ncclops.restart._groups.regrouping import Regrouping, end_shrinkable_group
+from ncclops.restart._groups.regrouping import Regrouping, end_kept_group_of_nccl
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
 from ncclops.restart.regroup import Regrouped
@@ -79,7 +79,7 @@ class KeepGoing:
             self._loop.as_call.goes_on = False
             kept_default.drop()
             kept_beside.drop()
-            end_shrinkable_group()
+            end_kept_group_of_nccl()
 
     @property
     def is_in_on_membership(self) -> bool:

@@ -118,7 +118,7 @@ _MOST_READ_BYTES = 256 * 1024
 # snapshots, by which ranks have agreed on what they restore.
 _LEFT_BEHIND = ("groups/", "call", "snapshots/")
 # And a default group that outlives iterations, with a number of each of its reconfigurations.
-_OF_KEPT_GROUP = re.compile(r"kept/(?:.*/reconfigure/(?P<number>\d+)/)?")
+_OF_KEPT_GROUP = re.compile(r"kept/(?:.*/(?:nccl2_)?reconfigure/(?P<number>\d+)/)?")
 
 
 def is_outdated(

@@ -4,7 +4,8 @@ The rungs, from the cheapest. All ranks take the same one; what each can do is a
 ``plan_for`` decides for all. Values alone: ``_groups.regrouping`` carries it out.
 
 - *reconfigured*: the group that is there is given its new members and connections, and stays the
-  same object for all that hold it. torch 2.14 and newer, Gloo.
+  same object for all that hold it. torch 2.14 and newer, Gloo; torch's second NCCL engine, of 2.15,
+  where it is asked for: there ranks that have no group make one that joins.
 - *shrunk*: another group is made of the communicator that is there, without the ranks that were
   lost. NCCL, where it is asked for.
 - *anew*: the old group is ended, and another one is made. Always possible; also what follows where
@@ -18,18 +19,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SINCE_TORCH = "2.14"
+SINCE_TORCH, SINCE_TORCH_OF_NCCL = "2.14", "2.15"
 # torch wants another number for each reconfiguration of a group: those of iteration k are from
 # k times this on. One iteration has a few at most.
 RECONFIGURATIONS = 1000
-# Where a reconfiguration is known to work. NCCL's first engine in torch has none.
-_RECONFIGURES = frozenset({"gloo"})
 # From this NCCL on, what a communicator is doing can be ended without freeing it.
 _REVOKES = (2, 28, 7)
+# By this torch makes the new communicator of the one that is there, where it can.
+GROWS = "TORCH_NCCL2_RECONFIGURE_SHRINK_GROW"
 NO_GROUP = "had no group of before"
 LOST_CONNECTION = "a connection of it was lost"
 _WRAPPED = "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"
@@ -45,18 +46,54 @@ class Rung(enum.Enum):
 
 
 def why_not_in_place(
-    backend: str, *, torch_version: str, has_reconfigure: bool, is_wrapped: bool
+    backend: str,
+    *,
+    torch_version: str,
+    has_reconfigure: bool,
+    is_wrapped: bool,
+    is_asked_for: bool | None = None,
 ) -> str | None:
-    """Why a group of ``backend`` cannot be reconfigured; ``None``: it can.
+    """Why a group of ``backend`` is not reconfigured, unless it is one of NCCL for which that is
+    asked; ``None``: it can be.
 
     ``has_reconfigure``: this torch has the functions. ``is_wrapped``: torch puts a wrapper around
     each backend (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), which passes no reconfiguration on.
+    ``is_asked_for``, or ruled out, with ``reconfigure=``; ``None``: neither.
     """
+    if is_asked_for is False:
+        return "reconfigure=False"
     if not has_reconfigure:
         return f"torch {torch_version} cannot reconfigure groups, {SINCE_TORCH} and newer can"
-    if backend.lower() not in _RECONFIGURES:
-        return f"groups of {backend} are not reconfigured, only of {', '.join(_RECONFIGURES)}"
+    if is_asked_for is None and backend.lower() == "nccl":
+        return "groups of nccl are reconfigured only with reconfigure=True"
+    if backend.lower() != "gloo":
+        return f"groups of {backend} are not reconfigured, only of gloo and of nccl"
     return _WRAPPED if is_wrapped else None
+
+
+def why_nccl_not_in_place(
+    *,
+    torch_version: str,
+    has_second_engine: bool,
+    is_second_engine: bool,
+    nccl_version: tuple[int, ...],
+    has_device: bool,
+    is_wrapped: bool,
+    watchdog_ends_groups: bool,
+) -> str | None:
+    """Why a group of NCCL cannot be reconfigured; ``None``: it can.
+
+    ``has_second_engine``: this torch has the one that can be, and ``is_second_engine``: groups are
+    made by that, which ``TORCH_DIST_USE_NCCL2`` may change. The rest is as in ``why_not_shrunk``.
+    """
+    if not has_second_engine:
+        since = SINCE_TORCH_OF_NCCL
+        return f"torch {torch_version} cannot reconfigure groups of NCCL, {since} and newer can"
+    if not is_second_engine:
+        return (
+            "groups are not of torch's second NCCL engine: TORCH_DIST_USE_NCCL2 is 0, or the like"
+        )
+    return _why_not_revoked(nccl_version, has_device, is_wrapped, watchdog_ends_groups)
 
 
 def why_not_shrunk(
@@ -76,11 +113,17 @@ def why_not_shrunk(
     """
     if backend.lower() != "nccl":
         return f"groups of {backend} are not shrunk, only of nccl"
+    if nccl_version >= _REVOKES and not can_shrink:
+        return f"torch {torch_version} cannot shrink groups of its NCCL"
+    return _why_not_revoked(nccl_version, has_device, is_wrapped, watchdog_ends_groups)
+
+
+def _why_not_revoked(
+    nccl_version: tuple[int, ...], has_device: bool, is_wrapped: bool, watchdog_ends_groups: bool
+) -> str | None:
     if nccl_version < _REVOKES:
         version, since = (".".join(map(str, each)) for each in (nccl_version, _REVOKES))
         return f"NCCL {version} cannot revoke communicators, {since} and newer can"
-    if not can_shrink:
-        return f"torch {torch_version} cannot shrink groups of its NCCL"
     if not has_device:
         return "without device_id a group has no communicator of its own from the start"
     if watchdog_ends_groups:
@@ -106,8 +149,10 @@ class Offer:
 
     ``why_not``: why it can reconfigure or shrink no group; ``None``: it can. Of its group of before
     the fault it has one or none of: ``handle``, by which torch reconfigures it; ``place``, where it
-    can be shrunk: in which iteration it was made, the rank in it, and the number of ranks. None:
-    ``lacks`` says why. ``goes_on``: the rank has its objects of before the fault, all of them.
+    can be shrunk: in which iteration it was made, the rank in it, and the number of ranks;
+    ``over``, where it is one of NCCL that can be reconfigured: the name space of its store. None:
+    ``lacks`` says why. ``grows``: torch is to shrink and to grow its communicator. ``goes_on``: the
+    rank has its objects of before the fault, all of them.
     """
 
     why_not: str | None = None
@@ -115,16 +160,18 @@ class Offer:
     goes_on: bool = False
     place: tuple[int, int, int] | None = None
     lacks: str = NO_GROUP
+    over: str | None = None
+    grows: bool = False
 
     def to_json(self) -> str:
         """As the store holds it."""
-        return json.dumps([self.why_not, self.handle, self.goes_on, self.place, self.lacks])
+        return json.dumps(dataclasses.astuple(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Offer:
         """The inverse of ``to_json``."""
-        why_not, handle, goes_on, place, lacks = json.loads(text)
-        return cls(why_not, handle, goes_on, None if place is None else tuple(place), lacks)
+        why_not, handle, goes_on, place, *rest = json.loads(text)
+        return cls(why_not, handle, goes_on, None if place is None else tuple(place), *rest)
 
 
 @dataclass(frozen=True)
@@ -132,9 +179,10 @@ class Plan:
     """What all ranks do.
 
     ``handles``, by rank: they reconfigure their groups with them. ``excluded``: they shrink their
-    group by these of its ranks. Neither: the group is made anew, for the reason ``why``, and so
-    that it can be reconfigured or shrunk later if ``can_later``. ``objects_stay``: every rank has
-    its objects of before the fault.
+    group by these of its ranks. ``over``: those who have a group of NCCL over this name space of
+    the store reconfigure it, together with those that make one there. None of them: the group is
+    made anew, for the reason ``why``, and so that it can be reconfigured or shrunk later if
+    ``can_later``. ``objects_stay``: every rank has its objects of before the fault.
     """
 
     handles: tuple[str, ...] = ()
@@ -142,6 +190,7 @@ class Plan:
     can_later: bool = False
     why: str | None = None
     objects_stay: bool = False
+    over: str | None = None
 
     def to_json(self) -> str:
         """As the store holds it."""
@@ -166,6 +215,8 @@ def _plan_for_groups(offers: Sequence[Offer]) -> Plan:
     for rank, offer in enumerate(offers):
         if offer.why_not is not None:
             return Plan(why=f"rank {rank}: {offer.why_not}")
+    if over := {offer.over for offer in offers} - {None}:
+        return _plan_to_join(offers, over)
     handles = tuple(offer.handle for offer in offers if offer.handle is not None)
     places = [offer.place for offer in offers if offer.place is not None]
     have = [offer.handle is not None or offer.place is not None for offer in offers]
@@ -183,6 +234,17 @@ def _plan_for_groups(offers: Sequence[Offer]) -> Plan:
     if len(set(handles)) < len(handles):
         return Plan(can_later=True, why="two ranks have the same handle")
     return Plan(handles, can_later=True)
+
+
+def _plan_to_join(offers: Sequence[Offer], over: Collection[str | None]) -> Plan:
+    """torch takes any ranks in any order; what it makes the communicator of is its own affair."""
+    if any(offer.handle is not None or offer.place is not None for offer in offers):
+        return Plan(can_later=True, why="ranks have groups of different kinds")
+    if len(over) > 1:
+        return Plan(can_later=True, why="ranks have different groups")
+    if len({offer.grows for offer in offers}) > 1:
+        return Plan(can_later=True, why=f"{GROWS} is not the same on all ranks")
+    return Plan(over=next(iter(over)), can_later=True)
 
 
 def _plan_to_shrink(places: Sequence[tuple[int, int, int]]) -> Plan:

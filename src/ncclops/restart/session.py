@@ -199,9 +199,14 @@ class Session:
         self._groups_made_in = self.iteration
         return self._connections.for_groups(self.iteration)
 
-    def store_for_kept_group(self) -> Store:
-        """A store for a default group that may outlive the present iteration."""
-        return self._connections.for_kept_group(self.iteration)
+    def name_for_kept_group(self) -> str:
+        """The name space in the store, on all ranks the same, of a default group that is made in
+        the present iteration and may outlive it."""
+        return self._connections.name_for_kept_group(self.iteration)
+
+    def store_for_kept_group(self, name: str) -> Store:
+        """A store for the default group with that name space."""
+        return self._connections.for_kept_group(name)
 
     def store_for_group_beside(self) -> tuple[Store, set[int]]:
         """A store for a group beside the default one that may outlive the present iteration, and

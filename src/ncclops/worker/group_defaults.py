@@ -100,7 +100,7 @@ def _bootstrapping(
             kwargs |= _own_device(kwargs.get("backend", args[0] if args else None))
         result = init(*args, **kwargs)
         store = module._get_default_store()
-        if rules.barrier and store is not None:
+        if rules.barrier and store is not None and not _is_joining():
             own = kwargs.get("timeout", args[2] if len(args) > 2 else None)
             usual = None if timeouts is None else timeouts.default(WORLD)
             rank, ranks = module.get_rank(), range(module.get_world_size())
@@ -151,6 +151,8 @@ def _meeting(module: Any, given: Mapping[str, Any], team: Team) -> Meeting | Non
     is_lazy = backend == "nccl" and given.get("device_id") is None
     if len(ranks) < 2 or backend in _WITHOUT_STORE or (is_lazy and not name.isdigit()):
         return None
+    if _is_joining():
+        return None
     if not given["global_ranks_in_group"]:
         own = number = given["group_rank"]
         # Not the call itself: one that imports within it is not here yet.
@@ -169,6 +171,13 @@ def _meeting(module: Any, given: Mapping[str, Any], team: Team) -> Meeting | Non
         own=own,
         team=team if _is_whole(team, number, size) else None,
     )
+
+
+def _is_joining() -> bool:
+    """Whether the group that is being made joins one that the other ranks have, and do not make."""
+    from ncclops.restart._groups.reconfiguring import is_joining  # torch is loaded now
+
+    return is_joining.get()
 
 
 def _is_whole(team: Team, rank: int, size: int) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart._groups import kept_default, shrinking
+from ncclops.restart._groups import kept_default, reconfiguring, revoking, shrinking
 from ncclops.restart._groups.backends import (
     all_backends,
     backends_in_the_making,
     backends_of,
     has_watchdog,
+    is_making_nccl,
     nccl_library,
 )
 from ncclops.restart._groups.ending import end_groups_in_a_thread, end_later, is_first_to_end
@@ -44,10 +45,11 @@ def forget_failed_groups() -> None:
     connections are closed. torch's tables are emptied whatever is in them: where the making or the
     end of a group was interrupted they hold half of it, the name is taken for ever, and the rank
     would look for its peers under other names than they use, as torch numbers groups by a counter.
-    The one that outlives restarts (``_groups.kept_default``, ``_groups.shrinking``) stays.
+    The one that outlives restarts (``_groups.kept_default``, ``_groups.revoking``) stays.
     """
     abort_groups()
     shrinking.give_up()
+    reconfiguring.give_up()
     end_groups_in_a_thread()
     release_gloo_connections()
     empty_tables()
@@ -69,7 +71,8 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     ending = [b for each in groups if each not in to_end for b in backends_of(each)]
     backends = [b for b in backends if not (has_watchdog(b) and b in ending)]
     global aborted_nccl, _members
-    aborted_nccl, ranks = bool(watched), distributed_c10d._world.pg_group_ranks
+    aborted_nccl = bool(watched) or is_making_nccl(main_thread)
+    ranks = distributed_c10d._world.pg_group_ranks
     _members = {id(each): frozenset(ranks[each]) for each in groups if each in ranks}
     if watched:
         # The abort ends a wait for the device without an error, and the main thread goes on: it
@@ -86,7 +89,7 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
             else:
                 distributed.destroy_process_group()
     if watched:
-        kept = shrinking.revoked()
+        kept = revoking.revoked()
         ended = [b for b in backends if has_watchdog(b) and (kept is None or b is not kept.backend)]
         end_later(ended, [each for each in to_end if kept is None or each is not kept.group])
 
@@ -114,7 +117,7 @@ def abort_later(backends: list[Any], groups: list[Any]) -> None:
 
 def _abort(backends: list[Any]) -> None:
     """Abort all backends at once: one may wait for another's peers."""
-    together = [backend for backend in backends if _is_of_second_engine(backend)]
+    together = [b for b in backends if _is_of_second_engine(b) and not revoking.is_kept(b)]
     threads = [
         threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
         for backend in backends
@@ -130,7 +133,7 @@ def _abort(backends: list[Any]) -> None:
 
 def _abort_backend(backend: Any) -> None:
     with logged(f"revoking {type(backend).__name__}"):
-        if shrinking.revoke(backend):
+        if revoking.revoke(backend):
             return
     abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
     if abort is not None:

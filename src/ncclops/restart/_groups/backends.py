@@ -15,6 +15,8 @@ from torch.distributed import distributed_c10d
 
 # Makes the backends of a group, for all of torch's functions that make one but ``split_group``.
 MAKER = "_new_process_group_helper"
+# Those of torch's second engine of NCCL, which makes a communicator in the backend's constructor.
+_MAKERS_OF_NCCL = ("_create_nccl2_process_group", "_create_nccl_lazy_process_group")
 
 # Not TIMEOUT: how long a rank may wait is what the soft timeout says.
 _NCCL_ERRORS = ("COMM_ERROR", "REMOTE_ERROR")
@@ -65,6 +67,12 @@ def error_of(backend: Any) -> str | None:
         error: str = backend.get_error().name
         return error if error in _NCCL_ERRORS else None
     return None
+
+
+def is_making_nccl(main_thread: FrameType | None) -> bool:
+    """Whether it is in a communicator's making that no backend shows yet."""
+    frames = traceback.walk_stack(main_thread) if main_thread is not None else ()
+    return any(frame.f_code.co_name in _MAKERS_OF_NCCL for frame, _ in frames)
 
 
 def backends_in_the_making(main_thread: FrameType | None) -> list[Any]:

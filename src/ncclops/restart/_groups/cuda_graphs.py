@@ -16,11 +16,12 @@ from weakref import ref
 import torch
 from torch import distributed
 
-from ncclops.restart._groups import kept_beside
+from ncclops.restart._groups import kept_beside, reconfiguring
 from ncclops.restart._groups.backends import backends_of, has_watchdog
 from ncclops.restart.exception import RestartError
 
-_GROUPS = "_ncclops_groups"  # of a graph: weak references to groups, and their names
+# Of a graph: weak references to groups, their names, and how many communicators each has had.
+_GROUPS = "_ncclops_groups"
 _BEFORE = "_ncclops_numbers"  # of a graph that is being captured
 
 
@@ -46,7 +47,7 @@ def refuse_graphs_over_dead_groups(graph_class: Any = None) -> None:
     def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
         before = getattr(graph, _BEFORE, {})
         used = [each for each, number in _numbers().items() if before.get(each, 0) != number]
-        setattr(graph, _GROUPS, [(each, getattr(each(), "group_desc", "")) for each in used])
+        setattr(graph, _GROUPS, [_described(each) for each in used])
         setattr(graph, _BEFORE, {})
         for each in used:
             kept_beside.doubt(each(), "a CUDA graph holds operations of it")
@@ -54,8 +55,9 @@ def refuse_graphs_over_dead_groups(graph_class: Any = None) -> None:
 
     def checked_replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
         alive = distributed.distributed_c10d._world.pg_map
-        for group, name in getattr(graph, _GROUPS, ()):
-            if (found := group()) is None or found not in alive:
+        for group, name, communicators in getattr(graph, _GROUPS, ()):
+            found = group()
+            if found not in alive or reconfiguring.communicators_of(found) != communicators:
                 raise RestartError(
                     f"this CUDA graph was captured with process group {name}, which has been"
                     " aborted or destroyed since: capture it again after each restart"
@@ -68,6 +70,11 @@ def refuse_graphs_over_dead_groups(graph_class: Any = None) -> None:
 def _replace(graph_class: Any, *functions: Callable[..., Any]) -> None:
     for name, function in zip(("capture_begin", "capture_end", "replay"), functions, strict=True):
         setattr(graph_class, name, functools.wraps(getattr(graph_class, name))(function))
+
+
+def _described(group: ref[Any]) -> tuple[ref[Any], str, int]:
+    found = group()
+    return group, getattr(found, "group_desc", ""), reconfiguring.communicators_of(found)
 
 
 def _numbers() -> dict[ref[Any], int]:

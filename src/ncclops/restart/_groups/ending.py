@@ -218,3 +218,8 @@ def is_first_to_end(group: Any) -> bool:
     claim = object()
     # One step: a lock could be lost where the main thread is interrupted.
     return _ended.setdefault(ref(group, _ended.pop), claim) is claim
+
+
+def goes_on(group: Any) -> None:
+    """An abort has claimed ``group`` and not ended it: the next one may."""
+    _ended.pop(ref(group), None)

@@ -51,6 +51,11 @@ def cut() -> None:
     _is_cut = True
 
 
+def is_cut() -> bool:
+    """Whether that has happened since the group was about to be made."""
+    return _is_cut
+
+
 def begin_connecting(members: int) -> None:
     """The group is about to be connected to ``members``, itself included. Main thread."""
     global _at_once

@@ -5,12 +5,14 @@ Keys, below a prefix that each time has of its own in the present iteration:
 =====================  =========================================================================
 ``offer/<rank>``       what a rank brings (``regroup.Offer``)
 ``plan``               what all do, from rank 0 (``regroup.Plan``)
-``handle/<rank>``      of a group that has just been made, and the list of all from rank 0:
-``handles``
+``handle/<rank>``      by which torch reconfigures a group that has just been made, or one of NCCL,
+                       and the list of all from rank 0: ``handles``
 ``<try>/done/<rank>``  "", or why the reconfiguration has failed on a rank
 ``<try>/failed``       from rank 0: "", or why it counts as failed, on all ranks
-``shrunk``             how many ranks have shrunk their communicator
-``shrinking``          of the first rank to know: that all have, or why it counts as failed
+``<try>/count``        of what NCCL does in threads: how many ranks have succeeded
+``<try>/verdict``      of the first rank to know: that all have, or why it counts as failed
+``meets/<rank>``       after that has failed, before one is made in the main thread; from rank 0:
+                       ``met``
 =====================  =========================================================================
 
 Who waits here for a rank that dies is interrupted like anywhere else in the function: the
@@ -34,9 +36,17 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart._groups import advised, kept_default, shrinking
+from ncclops.restart._groups import (
+    advised,
+    kept_default,
+    reconfiguring,
+    revoking,
+    shrinking,
+)
 from ncclops.restart._groups.aborting import abort_later
+from ncclops.restart._groups.ending import is_first_to_end
 from ncclops.restart._groups.kept_default import KeptDefault
+from ncclops.restart._groups.revoking import Revocable
 from ncclops.restart.raised import summarise
 from ncclops.restart.regroup import (
     RECONFIGURATIONS,
@@ -46,6 +56,7 @@ from ncclops.restart.regroup import (
     Rung,
     failure_of,
     plan_for,
+    why_nccl_not_in_place,
     why_not_in_place,
     why_not_shrunk,
 )
@@ -55,7 +66,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ncclops.restart")
 
-_SHRINKING, _ALL_HAVE = "shrinking", "all ranks have shrunk it"
+_VERDICT, _ALL_HAVE = "verdict", "all ranks have done it"
 
 
 class Regrouping:
@@ -63,7 +74,10 @@ class Regrouping:
 
     ``within`` is how long a reconfiguration, or shrinking, may take, ``timeout`` the group's;
     ``None``: torch's default, or that of the profile under ``ncclops launch``. ``shrink``: groups
-    of NCCL are to be shrunk. ``goes_on``: this rank has its objects of before the fault.
+    of NCCL are to be shrunk. ``reconfigure``: groups are to be reconfigured; ``None``: of Gloo they
+    are. ``goes_on``: this rank has its objects of before the fault.
+
+    Raises ``ValueError`` where a group of NCCL is to be shrunk and to be reconfigured.
     """
 
     def __init__(
@@ -78,7 +92,11 @@ class Regrouping:
         world_size: int,
         goes_on: bool,
         shrink: bool = False,
+        reconfigure: bool | None = None,
     ) -> None:
+        is_nccl = "nccl" in backend.lower()
+        if is_nccl and shrink and reconfigure:
+            raise ValueError("a group of NCCL is shrunk or reconfigured: give one of the two")
         self._session = session
         self._iteration, self._rank, self._size = session.iteration, rank, world_size
         self._backend = backend
@@ -86,7 +104,9 @@ class Regrouping:
         self._within = within
         self._device_id = device_id
         self._goes_on = goes_on
-        self._shrinks = shrink and "nccl" in backend.lower()
+        self._shrinks = shrink and is_nccl
+        self._joins = bool(reconfigure) and backend.lower() == "nccl"
+        self._reconfigures = reconfigure
         self._store = session.store_for_user()
         self._store_timeout = timeout or distributed_c10d.default_pg_timeout
         self._store.set_timeout(self._store_timeout)
@@ -99,6 +119,8 @@ class Regrouping:
         rung, why = Rung.RECONFIGURED, plan.why
         if plan.handles:
             why = self._reconfigure(plan.handles)
+        elif plan.over is not None:
+            why = self._join(plan.over, others_have_it=True)
         elif plan.excluded:
             rung, why = Rung.SHRUNK, self._shrink(plan.excluded)
         if why is not None:
@@ -121,7 +143,10 @@ class Regrouping:
     # --- what all do ----------------------------------------------------------------------------
 
     def _agree(self) -> Plan:
-        offer = self._offer_to_shrink() if self._shrinks else self._offer_to_reconfigure()
+        if self._shrinks:
+            offer = self._offer_to_shrink()
+        else:
+            offer = self._offer_to_join() if self._joins else self._offer_to_reconfigure()
         said = offer.to_json()
         plan = self._decided("offer", "plan", said, lambda said: _plan_for(said).to_json())
         return Plan.from_json(plan)
@@ -129,6 +154,7 @@ class Regrouping:
     def _offer_to_reconfigure(self) -> Offer:
         why_not = why_not_in_place(
             self._backend,
+            is_asked_for=self._reconfigures,
             torch_version=torch.__version__,
             has_reconfigure=_has_reconfigure(),
             is_wrapped=is_wrapped(),
@@ -147,11 +173,33 @@ class Regrouping:
             nccl_version=torch.cuda.nccl.version(),
             has_device=self._device_id is not None,
             is_wrapped=is_wrapped(),
-            watchdog_ends_groups=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
+            watchdog_ends_groups=_watchdog_ends_groups(),
         ) or advised.ruled_out_here().get(Rung.SHRUNK)
-        parent = shrinking.revoked()
+        parent = revoking.revoked()
         place = None if parent is None else parent.place
-        return Offer(why_not, None, self._goes_on, place, shrinking.lacks())
+        return Offer(why_not, None, self._goes_on, place, revoking.lacks())
+
+    def _offer_to_join(self) -> Offer:
+        if not distributed.is_nccl_available():  # what follows says so
+            return Offer("this torch has no NCCL", goes_on=self._goes_on)
+        has_second_engine = _has_reconfigure() and reconfiguring.has_second_engine()
+        why_not = why_nccl_not_in_place(
+            torch_version=torch.__version__,
+            has_second_engine=has_second_engine,
+            is_second_engine=has_second_engine and reconfiguring.is_second_engine(),
+            nccl_version=torch.cuda.nccl.version(),
+            has_device=self._device_id is not None,
+            is_wrapped=is_wrapped(),
+            watchdog_ends_groups=_watchdog_ends_groups(),
+        ) or advised.ruled_out_here().get(Rung.RECONFIGURED)
+        kept = None if kept_default.is_cut() else revoking.revoked()
+        return Offer(
+            why_not,
+            goes_on=self._goes_on,
+            over=None if why_not is not None or kept is None else kept.over,
+            grows=reconfiguring.shrinks_and_grows(),
+            lacks=revoking.lacks(),
+        )
 
     def _decided(
         self, each: str, all_: str, said: str, decide: Callable[[Sequence[bytes]], str]
@@ -188,40 +236,90 @@ class Regrouping:
 
     def _shrink(self, excluded: Sequence[int]) -> str | None:
         """Make the default group of the communicator that is there, on all ranks or none."""
-        # Over a connection of its own: the main thread waits on the other one.
-        report = functools.partial(self._report_shrunk, self._session.store_for_user())
-        shrinking.begin_to_shrink(excluded, report, _end_shrunk)
-        with contextlib.suppress(distributed.DistStoreError):  # it has taken too long
-            self._store.wait([_SHRINKING], self._within)
-        too_long = f"not all ranks have done it within {self._within.total_seconds():g} s"
-        verdict = self._store.compare_set(_SHRINKING, "", too_long).decode()
-        if verdict != _ALL_HAVE:
-            self._warn("a group is not shrunk: %s", verdict)
-            return f"shrinking failed: {verdict}"
+        failure = self._in_threads(
+            lambda report: shrinking.begin_to_shrink(excluded, report, _end_shrunk)
+        )
+        if failure is not None:
+            self._warn("a group is not shrunk: %s", failure)
+            return f"shrinking failed: {failure}"
         with self._session.interrupter.atomic():
             _end_shrunk(shrinking.adopt(distributed.PrefixStore("shrunk", self._store)))
         return None
 
-    def _report_shrunk(self, store: Store, failure: str) -> None:
+    def _join(self, over: str, *, others_have_it: bool) -> str | None:
+        """Reconfigure the default group of NCCL, which a rank that has none makes over ``over``.
+
+        Otherwise all have none."""
+        number = self._iteration * RECONFIGURATIONS + self._tries
+        group = None if kept_default.is_cut() else revoking.revoked()
+        if group is None:
+            end_kept_group_of_nccl()
+            kept_default.begin()
+            assert self._device_id is not None
+            try:
+                reconfiguring.is_joining.set(others_have_it)
+                store = self._session.store_for_kept_group(over)
+                self._make("later", store, enable_reconfigure=True)
+            finally:
+                reconfiguring.is_joining.set(False)
+            group = reconfiguring.made(self._device_id, self._iteration, over)
+        keys, said = f"{self._tries}/handle", _handle(group.group)
+        handles = json.loads(self._decided(keys, f"{keys}s", said, _as_list))
+        failure = self._in_threads(
+            lambda report: reconfiguring.begin(
+                group, number, handles, self._within, report, _end_reconfigured
+            )
+        )
+        if failure is not None:
+            self._warn("a group is not reconfigured: %s", failure)
+            return f"the reconfiguration failed: {failure}"
+        with self._session.interrupter.atomic():
+            reconfiguring.adopt(self._store)
+        return None
+
+    def _in_threads(self, begin: Callable[[Callable[[str], object]], object]) -> str | None:
+        """Have all ranks do what ``begin`` begins, in a thread that then calls what it is given:
+        why that counts as failed, on all of them, or ``None``."""
+        # Over a connection of its own: the main thread waits on the other one.
+        prefix, self._tries = str(self._tries), self._tries + 1
+        theirs = distributed.PrefixStore(prefix, self._session.store_for_user())
+        with self._session.interrupter.atomic():
+            begin(functools.partial(self._report, theirs))
+        store = distributed.PrefixStore(prefix, self._store)
+        with contextlib.suppress(distributed.DistStoreError):  # it has taken too long
+            store.wait([_VERDICT], self._within)
+        too_long = f"not all ranks have done it within {self._within.total_seconds():g} s"
+        verdict: str = store.compare_set(_VERDICT, "", too_long).decode()
+        return None if verdict == _ALL_HAVE else verdict
+
+    def _report(self, store: Store, failure: str) -> None:
         """A failure ends the wait of all ranks at once: without this one, NCCL waits on theirs."""
         if failure:
-            store.compare_set(_SHRINKING, "", f"rank {self._rank}: {failure}")
-        elif store.add("shrunk", 1) == self._size:
-            store.compare_set(_SHRINKING, "", _ALL_HAVE)
+            store.compare_set(_VERDICT, "", f"rank {self._rank}: {failure}")
+        elif store.add("count", 1) == self._size:
+            store.compare_set(_VERDICT, "", _ALL_HAVE)
 
     def _make_anew(self, plan: Plan) -> None:
         kept_default.end()
-        end_shrinkable_group()
-        if self._shrinks:
+        end_kept_group_of_nccl()
+        if self._joins and plan.can_later:
+            # Also after a reconfiguration has failed, as a rank may have died in it: what waits
+            # for that one in a thread can be left, and what follows cannot.
+            name = self._session.name_for_kept_group()
+            if self._join(name, others_have_it=False) is None:
+                return
+            end_kept_group_of_nccl()
+            self._decided("meets", "met", "", lambda _: "")
+        elif self._shrinks:
             store = self._session.store_for_shrinkable_group()
             store.set_timeout(self._store_timeout)
             self._make("once", store)
             if plan.can_later and self._device_id is not None:
                 shrinking.keep(distributed.group.WORLD, self._device_id, self._iteration)
             return
-        if plan.can_later and not plan.handles:
+        elif plan.can_later and not plan.handles:
             kept_default.begin()
-            store = self._session.store_for_kept_group()
+            store = self._session.store_for_kept_group(self._session.name_for_kept_group())
             self._make("later", store, enable_reconfigure=True)
             group = distributed.group.WORLD
             handles = self._decided("handle", "handles", _handle(group), _as_list)
@@ -244,14 +342,23 @@ class Regrouping:
         )
 
 
-def end_shrinkable_group() -> None:
+def end_kept_group_of_nccl() -> None:
     """Keep no group of NCCL any more, nor what was made of one and is not in use."""
     shrinking.give_up()
-    if (parent := shrinking.take()) is not None:
-        _end_shrunk(parent)
+    reconfiguring.give_up()
+    shrinking.forget_store()
+    if (group := revoking.take()) is not None:
+        (_end_shrunk if group.over is None else _end_reconfigured)(group)
 
 
-def _end_shrunk(parent: shrinking.Parent, child: Any = None) -> None:
+def _end_reconfigured(group: Revocable) -> None:
+    """End a group that is out of torch's tables, whatever communicator it has."""
+    group.backend.options.enable_reconfigure = False  # an abort only revokes with it
+    is_first_to_end(group.group)
+    abort_later([group.backend], [group.group])
+
+
+def _end_shrunk(parent: Revocable, child: Any = None) -> None:
     """End a group whose communicator was revoked, and the backend that was made of it."""
     backends = [each for each in (child, parent.backend) if each is not None]
     abort_later(backends, [parent.group])
@@ -309,6 +416,10 @@ def _timeout_of(group: Any) -> timedelta:
 def _torch(name: str) -> Any:
     """One of torch's functions that only newer versions have."""
     return getattr(distributed_c10d, name)
+
+
+def _watchdog_ends_groups() -> bool:
+    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0"
 
 
 def is_wrapped() -> bool:

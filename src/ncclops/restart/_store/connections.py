@@ -196,14 +196,18 @@ class Connections:
         store, _ = self._unkept()
         return PrefixStore(f"{self._prefix}/{iteration}/{kind}/{self._groups_made}", store)
 
-    def for_kept_group(self, iteration: int) -> Store:
-        """For the default group that is made in ``iteration``, and may outlive it.
+    def name_for_kept_group(self, iteration: int) -> str:
+        """The name space of the default group that is made in ``iteration``, and may outlive it."""
+        return f"{self._prefix}/{iteration}/kept/{self._groups_made}"
+
+    def for_kept_group(self, name: str) -> Store:
+        """For the default group with that name space.
 
         Over a connection of its own, which is shut down like that of ``for_groups``, but only where
         the main thread waits on it.
         """
         store, self._of_kept_group = self._unkept()
-        return PrefixStore(f"{self._prefix}/{iteration}/kept/{self._groups_made}", store)
+        return PrefixStore(name, store)
 
     def for_group_beside(self, iteration: int) -> tuple[Store, set[int]]:
         """For a group that is made beside the default one in ``iteration``, and may outlive it.
