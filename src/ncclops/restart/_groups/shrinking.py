@@ -95,8 +95,8 @@ def begin_to_shrink(
 
 def give_up() -> None:
     """End what ``begin_to_shrink`` has left, if anything. Main thread."""
-    global _attempt
-    attempt, _attempt = _attempt, None
+    global _attempt, _shrunk
+    attempt, _attempt, _shrunk = _attempt, None, None
     if attempt is not None:
         forget_store()
         attempt.leave()
@@ -107,7 +107,7 @@ def adopt(store: Store) -> Revocable:
 
     Further groups are made over ``store``. In an atomic section.
     """
-    global _attempt
+    global _attempt, _shrunk
     assert _shrunk is not None
     parent, child = _shrunk.parent, _shrunk.child
     child._set_default_timeout(parent.timeout)
@@ -119,6 +119,6 @@ def adopt(store: Store) -> Revocable:
     # Not its parent's name, under which torch's flight recorder has the ranks of before.
     name = f"{distributed_c10d._process_group_name([], use_hashed_name=False)}-shrunk"
     revoking.put_into_tables(group, name, store)
-    _attempt = None
+    _attempt = _shrunk = None
     revoking.keep(None, "has a group that was shrunk already")
     return parent
