@@ -92,3 +92,11 @@ def test_what_the_script_has_written_there_keeps_no_reason_out(
     written = json.loads((tmp_path / snapshot_files.MISSING).read_text())
     assert written["reason"] == "no answer"
     assert written["files"][-1] == snapshot_files.FLIGHT
+
+
+def test_the_kind_of_a_fault_in_a_damaged_incident_may_be_anything(tmp_path: Path) -> None:
+    faults = [{"initial_rank": rank, "kind": {}, "summary": "boom"} for rank in (0, 1)]
+    (tmp_path / "incident.json").write_text(json.dumps({"faults": faults}))
+    evidence = FlightEvidence("run")
+    rank_files.read_incident(evidence, tmp_path)
+    assert evidence.faults == {0: "boom", 1: "boom"}

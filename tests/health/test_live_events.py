@@ -142,6 +142,15 @@ def test_a_clock_that_is_set_back_between_steps_that_are_seen_at_once_gives_no_s
     assert live.flush() == [StepEvent(ts=-5.0, rank=0, step=1, step_s=None)]
 
 
+def test_that_steps_were_reported_is_known_after_another_start_too() -> None:
+    live = watch()
+    live.saw_line(0, line("step", step=0), now=0.0, at=0.0)
+    assert not live.steps_recorded()
+    record(live, 0, kind="step", step=0)
+    record(live, 0, kind="start", iteration=1)
+    assert live.steps_recorded()
+
+
 def test_a_step_that_is_printed_and_recorded_counts_once() -> None:
     live = watch()
     assert record(live, 0, kind="step", step=0, tokens=50, seconds=0.5) == [

@@ -241,6 +241,7 @@ class TestFailure:
             ("raise KeyError('no such column')", "fix", 78),
             ("import os, signal; print('step 1 loss 2.0', flush=True); os.kill(os.getpid(), 6)",
              "unknown", 7),
+            ("from ncclops import receipt; receipt.step(0); raise KeyError('x')", "unknown", 7),
         ],
     )  # fmt: skip
     def test_a_scheduler_sees_whether_another_start_may_help(

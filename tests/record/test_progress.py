@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield directory
     shared_page.settle(RunPaths(directory).rank(0).progress)
     shared_page.settle(RunPaths(directory).stop_page)
+
+
+def test_a_page_is_a_file_of_the_run_where_shared_memory_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the removal of a file that does not exist fails as well: no page was made at all."""
+    read_only = tmp_path / "shm"
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        if path.parent == read_only:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(shared_page, "_SHARED_MEMORY", read_only)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    path = RunPaths(tmp_path).stop_page
+    StopPage.create(tmp_path).propose(7)
+    assert path.is_file()
+    assert not path.is_symlink()
+    agreed = StopPage.attach(tmp_path)
+    assert agreed is not None
+    assert agreed.requested()
 
 
 @settings(max_examples=50)

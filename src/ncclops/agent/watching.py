@@ -110,6 +110,10 @@ class Watching:
         """How many steps the output of ``rank`` has shown."""
         return self._watch.steps_printed(rank)
 
+    def steps_recorded(self) -> bool:
+        """Whether any rank has reported a step since the attempt began."""
+        return self._watch.steps_recorded()
+
     def close(self) -> None:
         """No window is open any more; what the last lines and records show is still reported."""
         self._closed = True

@@ -98,7 +98,7 @@ def read_incident(evidence: FlightEvidence, directory: Path) -> None:
         if not isinstance(fault, dict) or not isinstance(fault.get("initial_rank"), int):
             continue
         number, summary = fault["initial_rank"], str(fault.get("summary") or "")[:400]
-        summaries.setdefault(number, "" if fault.get("kind") in _SEEN_BY_OTHERS else summary)
+        summaries.setdefault(number, "" if _text_in(fault, "kind") in _SEEN_BY_OTHERS else summary)
         if fault.get("gone"):
             evidence.rank(number).ended = evidence.rank(number).ended or summary or "it ended"
     evidence.faults = summaries

@@ -79,6 +79,10 @@ class LiveWatch:
         """How many steps the output of ``rank`` has shown since it was last started."""
         return self._rank(rank).printed
 
+    def steps_recorded(self) -> bool:
+        """Whether any rank has reported a step, in whichever of its starts."""
+        return bool(self._recording)
+
     def saw_line(self, rank: int, seen: Observation, now: float, at: float) -> list[Event]:
         """A line that ``rank`` has printed."""
         if seen.kind == "step":

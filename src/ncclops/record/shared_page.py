@@ -43,8 +43,9 @@ def create(path: Path) -> mmap.mmap:
         own_path = os.fsencode(path.absolute())
         if len(own_path) < SIZE_BYTES - _PATH_AT:  # else it cannot be swept
             page[_PATH_AT : _PATH_AT + len(own_path)] = own_path
-    except OSError:  # no /dev/shm, or it is full
-        target.unlink(missing_ok=True)
+    except OSError:  # no /dev/shm, or it is full or read-only
+        with suppress(OSError):  # a read-only file system refuses that for what is not there, too
+            target.unlink()
         path.unlink(missing_ok=True)
         return _map_new(path)
     link = path.with_name(f"{path.name}.{target.name}")
