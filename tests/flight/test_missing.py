@@ -95,7 +95,9 @@ def test_what_the_script_has_written_there_keeps_no_reason_out(
 
 
 def test_the_kind_of_a_fault_in_a_damaged_incident_may_be_anything(tmp_path: Path) -> None:
-    faults = [{"initial_rank": rank, "kind": {}, "summary": "boom"} for rank in (0, 1)]
+    faults: list[dict[str, object]] = [
+        {"initial_rank": rank, "kind": {}, "summary": "boom"} for rank in (0, 1)
+    ]
     (tmp_path / "incident.json").write_text(json.dumps({"faults": faults}))
     evidence = FlightEvidence("run")
     rank_files.read_incident(evidence, tmp_path)

@@ -242,6 +242,8 @@ class TestFailure:
             ("import os, signal; print('step 1 loss 2.0', flush=True); os.kill(os.getpid(), 6)",
              "unknown", 7),
             ("from ncclops import receipt; receipt.step(0); raise KeyError('x')", "unknown", 7),
+            ("import torch; p = torch.ones(1, requires_grad=True); p.sum().backward();"
+             " torch.optim.SGD([p], lr=0.1).step(); raise KeyError('x')", "unknown", 7),
         ],
     )  # fmt: skip
     def test_a_scheduler_sees_whether_another_start_may_help(

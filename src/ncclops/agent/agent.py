@@ -438,7 +438,7 @@ class _Agent:
             failure=failure,
             classification=classification,
             story=story,
-            progressed=diagnosis.steps > 0 or attempt.watching.steps_recorded(),
+            progressed=diagnosis.steps > 0 or attempt.watching.has_trained(),
             healthy=conclusion.is_healthy(receipt),
             escalated=team.escalation,
             gpu_faults=tuple(attempt.gpu_faults),

@@ -67,6 +67,7 @@ class Watching:
         self.slow_ranks: dict[int, SlowRank] = {}
         self._loop = asyncio.get_running_loop()
         self._watch = LiveWatch(job.watch, self._loop.time())
+        self._began_ns = time.monotonic_ns()
         self._restarts = RestartWatch()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -110,9 +111,10 @@ class Watching:
         """How many steps the output of ``rank`` has shown."""
         return self._watch.steps_printed(rank)
 
-    def steps_recorded(self) -> bool:
-        """Whether any rank has reported a step since the attempt began."""
-        return self._watch.steps_recorded()
+    def has_trained(self) -> bool:
+        """Whether any rank has reported a step since the attempt began, or has updated an optimizer
+        in its last iteration. What ranks have printed is not asked."""
+        return self._watch.steps_recorded() or self._updates_silently()
 
     def close(self) -> None:
         """No window is open any more; what the last lines and records show is still reported."""
@@ -147,7 +149,10 @@ class Watching:
     def _updates_silently(self) -> bool:
         """Whether only the updates of its optimizers show that the script trains."""
         pages = (progress.read(self._job.run.paths.rank(r).progress) for r in self._ranks)
-        return any(page is not None and page.updates > 0 for page in pages)
+        return any(
+            page is not None and page.updates > 0 and page.started_ns >= self._began_ns
+            for page in pages  # one may be there of the attempt before
+        )
 
     def _report(self, found: Sequence[Event]) -> None:
         for event in found:
