@@ -99,6 +99,8 @@ def test_what_goes_on_or_fails_has_not_ended(after: tuple[str, ...]) -> None:
         ("Finished Training",),
         ("Pretraining finished.",),
         (*FAILED, "Training complete"),
+        ("Training complete", " 10%|#   | 1/10 [00:01<00:09,  1.00it/s]"),
+        ("Training complete", "step 100 loss 2.3"),
     ],
 )
 def test_what_has_ended(after: tuple[str, ...]) -> None:
@@ -111,3 +113,8 @@ def test_what_has_ended(after: tuple[str, ...]) -> None:
 def test_what_is_no_training(line: str) -> None:
     lines = [line.format(step=step) for step in range(100)]
     assert receipt_of([*lines, "Peak memory: 3 GiB", "Run complete"]).facts.steps == 0
+
+
+def test_a_bar_of_any_script_does_not_hide_the_steps_in_its_words() -> None:
+    bars = [f" 10%|#   | {step}/99 [00:01<00:09] step {step} loss 2.3" for step in range(50)]
+    assert receipt_of([*bars, *END]).facts.steps == 50

@@ -130,16 +130,17 @@ class LogScan:
         where = Where(self._file, number, text.strip()[:LONGEST_EVIDENCE])
         lowered = body.lower()
         seen: dict[str, Observation] = {}
-        known: set[tuple[str, str]] = set()
+        matched: set[tuple[str, str]] = set()
+        settled: set[str] = set()  # kinds for which no fallback is needed
         for form, pattern in patterns:
-            if (form.name, pattern.kind) in known:
+            if (form.name, pattern.kind) in matched:
                 continue
-            if form.fallback and pattern.kind in seen:
-                continue  # it is asked where no other form has found steps
+            if form.fallback and pattern.kind in settled:
+                continue
             values = pattern.match(body, lowered)
             if values is None or (pattern.continues and not self._has_begun(form, rank)):
                 continue
-            known.add((form.name, pattern.kind))
+            matched.add((form.name, pattern.kind))
             if pattern.kind == "noise":
                 self._noise = number
                 continue
@@ -148,6 +149,8 @@ class LogScan:
                     self._take_back_ends(list(self._ended))
                 continue
             for observation in self._observe(form, pattern, rank, values, where):
+                if not form.fallback and self._counts(form, rank):
+                    settled.add(observation.kind)
                 seen.setdefault(observation.kind, observation)
         return list(seen.values())
 
@@ -193,19 +196,23 @@ class LogScan:
                 tally.add(seen)
             return
         tally, rank = self._tallies[stream], stream[1]
-        if seen.kind == "step" and rank in self._ended:
-            if not form.fallback or self._are_those_of_a_fallback(rank):
-                self._take_back_ends([rank])
-        elif seen.kind == "end":
+        if seen.kind == "end":
             self._ended.setdefault(rank, set()).add(tally)
+        before = tally.last_step
         tally.add(seen)
+        # Bars draw their last step again after the end.
+        if rank in self._ended and tally.last_step != before and self._counts(form, rank):
+            self._take_back_ends([rank])
 
-    def _are_those_of_a_fallback(self, rank: int | None) -> bool:
-        """Whether no form but a fallback has found steps of ``rank``."""
-        return not any(
+    def _counts(self, form: Form, rank: int | None) -> bool:
+        """Whether steps of ``form``, for a fallback those of ``rank``, are the run's."""
+        if form.only_with is not None:
+            return any(name == form.only_with for name, _ in self._tallies)
+        return not form.fallback or not any(
             tally.has_steps
-            for form in self._forms
-            if not form.fallback and (tally := self._tallies.get((form.name, rank))) is not None
+            for other in self._forms
+            if other is not form and other.only_with is None
+            if (tally := self._tallies.get((other.name, rank))) is not None
         )
 
     def _take_back_ends(self, ranks: Iterable[int | None]) -> None:

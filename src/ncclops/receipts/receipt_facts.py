@@ -99,6 +99,11 @@ class Tally:
         self._facts = replace(self._facts, end=None)
 
     @property
+    def last_step(self) -> int | None:
+        """The last step; a step that is reported again is not another one."""
+        return self._facts.last_step
+
+    @property
     def has_steps(self) -> bool:
         """Whether a step has been reported."""
         return self._highest is not None
