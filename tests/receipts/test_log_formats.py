@@ -137,6 +137,8 @@ STEP = {"kind": "step", "contains": ["iter"], "regex": r"iter (?P<step>\w+)"}
         {"name": "own", "pattern": [STEP | {"regex": 5}]},
         {"name": "own", "pattern": [STEP | {"values": [5]}]},
         {"name": "own", "pattern": [{"kind": "step", "contains": ["iter"]}]},
+        {"name": "own", "pattern": [STEP | {"regex": "%{number}"}]},
+        {"name": "own", "pattern": [STEP], "parts": {"number": 5}},
     ],
 )
 def test_a_table_that_is_no_form_is_refused(document: Table) -> None:

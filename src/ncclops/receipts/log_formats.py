@@ -12,7 +12,8 @@ the values in it:
 Further regexes in ``values`` are searched in the same line. What ``without`` finds in it, up to the
 end of what ``regex`` has matched, makes it no such line. Of a form's patterns of one kind the first
 that matches counts. A group that a regex needs twice is called ``…_too`` the second time. Where a
-line has an epoch and no total, steps may begin again with each epoch.
+line has an epoch and no total, steps may begin again with each epoch. What several regexes of a form
+share is named in its table ``parts``; ``%{name}`` stands for it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _GIB |= {unit.lower(): factor for unit, factor in _GIB.items()}
 _THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _RATES: dict[str, RateUnit] = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 
+_PART = re.compile(r"%\{(\w+)\}")
 _OPTIONS = {"name": str, "order": int, "only_with": str}
 _OPTIONS |= dict.fromkeys(("zero_based", "says_warmup", "fallback"), bool)
 
@@ -117,7 +119,7 @@ def parse_form(document: Mapping[str, Any]) -> Form:
 
     Raises ``ValueError``, saying what is wrong, where it describes none.
     """
-    options = {key: value for key, value in document.items() if key != "pattern"}
+    options = {k: value for k, value in document.items() if k not in ("pattern", "parts")}
     unknown = options.keys() - Form.__dataclass_fields__.keys()
     if unknown or "name" not in options or "patterns" in options:
         raise ValueError(
@@ -129,7 +131,10 @@ def parse_form(document: Mapping[str, Any]) -> Form:
     tables = document.get("pattern")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"form {options['name']}: pattern has to be an array of tables")
-    patterns = tuple(_parse_pattern(options["name"], table) for table in tables)
+    parts = document.get("parts", {})
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise ValueError(f"form {options['name']}: parts has to be a table of texts")
+    patterns = tuple(_parse_pattern(options["name"], table, parts) for table in tables)
     return Form(patterns=patterns, **options)
 
 
@@ -144,7 +149,10 @@ def parse_forms(tables: Iterable[Mapping[str, Any]], where: str) -> list[Form]:
         ) from error
 
 
-def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
+def _parse_pattern(form: str, table: Mapping[str, Any], parts: Mapping[str, str]) -> Pattern:
+    def compiled(regex: str) -> re.Pattern[str]:
+        return re.compile(_PART.sub(lambda part: f"(?:{parts[part[1]]})", regex))
+
     kind = table.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"form {form}: kind {kind!r} is none of {', '.join(_KINDS)}")
@@ -159,9 +167,9 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
         return Pattern(
             kind=cast("LineKind", kind),
             contains=tuple(literal.lower() for literal in table["contains"]),
-            regex=re.compile(table["regex"]),
-            values=tuple(re.compile(regex) for regex in table.get("values", ())),
-            without=re.compile(table["without"]) if "without" in table else None,
+            regex=compiled(table["regex"]),
+            values=tuple(map(compiled, table.get("values", ()))),
+            without=compiled(table["without"]) if "without" in table else None,
             continues=continues,
         )
     except KeyError as error:
