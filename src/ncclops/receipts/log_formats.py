@@ -9,8 +9,11 @@ the values in it:
     tokens_per_s, samples_per_s  rates, with k or M behind the number if need be
     gib, mib, bytes              peak memory (or memory with memory_unit); several bytes are added
 
-Further regexes in ``values`` are searched in the same line. A group that a regex needs twice is
-called ``…_too`` the second time.
+Further regexes in ``values`` are searched in the same line. What ``without`` finds in it, up to the
+end of what ``regex`` has matched, makes it no such line. Of a form's patterns of one kind the first
+that matches counts. A group that a regex needs twice is called ``…_too`` the second time. Where a
+line has an epoch and no total, steps may begin again with each epoch. What several regexes of a form
+share is named in its table ``parts``; ``%{name}`` stands for it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ncclops.errors import UsageError
 from ncclops.receipts.observation import Kind, Observation, RateUnit, Where
 
 _DIRECTORY = Path(__file__).parent / "trainers"
-_KINDS = ("begun", "warmup", "step", "memory", "end")
+# Two more than observations have. failed: an end marker before it is none; noise: the line that
+# follows is no failure.
+LineKind = Literal[Kind, "failed", "noise"]
+_KINDS = ("begun", "warmup", "step", "memory", "end", "failed", "noise")
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _SECONDS |= dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0)
 _GIB = {"GiB": 1.0, "MiB": 2.0**-10, "GB": 1e9 / 2**30, "MB": 1e6 / 2**30}
@@ -35,6 +41,7 @@ _GIB |= {unit.lower(): factor for unit, factor in _GIB.items()}
 _THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _RATES: dict[str, RateUnit] = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 
+_PART = re.compile(r"%\{(\w+)\}")
 _OPTIONS = {"name": str, "order": int, "only_with": str}
 _OPTIONS |= dict.fromkeys(("zero_based", "says_warmup", "fallback"), bool)
 
@@ -49,10 +56,11 @@ class Pattern:
     own before, or where a log begins with them after its warm-up.
     """
 
-    kind: Kind
+    kind: LineKind
     contains: tuple[str, ...]
     regex: re.Pattern[str]
     values: tuple[re.Pattern[str], ...] = ()
+    without: re.Pattern[str] | None = None
     continues: bool = False
 
     @cached_property
@@ -65,13 +73,15 @@ class Pattern:
         if not any(literal in lowered for literal in self.contains):
             return None
         found = self.regex.search(text)
-        if found is None:
+        if found is None or (
+            self.without is not None and self.without.search(text, 0, found.end())
+        ):
             return None
         values: Values = {}
-        for match in (found, *filter(None, (regex.search(text) for regex in self.values))):
-            for name, value in match.groupdict().items():
-                if value is not None:
-                    values.setdefault(name.removesuffix("_too"), []).append(value)
+        _take(found, values)
+        for regex in self.values:
+            if _adds(regex, values) and (more := regex.search(text)):
+                _take(more, values)
         counted = ("step", "epoch", "total") if "epoch" in values else ("step",)
         is_counted = all(_is_integer(values[name][0]) for name in counted if name in values)
         return values if is_counted else None
@@ -109,7 +119,7 @@ def parse_form(document: Mapping[str, Any]) -> Form:
 
     Raises ``ValueError``, saying what is wrong, where it describes none.
     """
-    options = {key: value for key, value in document.items() if key != "pattern"}
+    options = {k: value for k, value in document.items() if k not in ("pattern", "parts")}
     unknown = options.keys() - Form.__dataclass_fields__.keys()
     if unknown or "name" not in options or "patterns" in options:
         raise ValueError(
@@ -121,7 +131,10 @@ def parse_form(document: Mapping[str, Any]) -> Form:
     tables = document.get("pattern")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"form {options['name']}: pattern has to be an array of tables")
-    patterns = tuple(_parse_pattern(options["name"], table) for table in tables)
+    parts = document.get("parts", {})
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise ValueError(f"form {options['name']}: parts has to be a table of texts")
+    patterns = tuple(_parse_pattern(options["name"], table, parts) for table in tables)
     return Form(patterns=patterns, **options)
 
 
@@ -136,7 +149,10 @@ def parse_forms(tables: Iterable[Mapping[str, Any]], where: str) -> list[Form]:
         ) from error
 
 
-def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
+def _parse_pattern(form: str, table: Mapping[str, Any], parts: Mapping[str, str]) -> Pattern:
+    def compiled(regex: str) -> re.Pattern[str]:
+        return re.compile(_PART.sub(lambda part: f"(?:{parts[part[1]]})", regex))
+
     kind = table.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"form {form}: kind {kind!r} is none of {', '.join(_KINDS)}")
@@ -149,10 +165,11 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
         raise ValueError(f"form {form}: pattern for {kind}: continues cannot be {continues!r}")
     try:
         return Pattern(
-            kind=cast("Kind", kind),
+            kind=cast("LineKind", kind),
             contains=tuple(literal.lower() for literal in table["contains"]),
-            regex=re.compile(table["regex"]),
-            values=tuple(re.compile(regex) for regex in table.get("values", ())),
+            regex=compiled(table["regex"]),
+            values=tuple(map(compiled, table.get("values", ()))),
+            without=compiled(table["without"]) if "without" in table else None,
             continues=continues,
         )
     except KeyError as error:
@@ -167,7 +184,7 @@ def observe(pattern: Pattern, values: Values, where: Where) -> list[Observation]
     unit = next((unit for group, unit in _RATES.items() if group in values), None)
     rate = next((_number(values[group][0]) for group in _RATES if group in values), None)
     main = Observation(
-        kind=pattern.kind,
+        kind=cast("Kind", pattern.kind),
         where=where,
         step=_step(values),
         seconds=_seconds(values),
@@ -187,6 +204,13 @@ def _step(values: Values) -> int | None:
     if "epoch" in values and "total" in values:
         step += _integer(values["epoch"][0]) * _integer(values["total"][0])
     return step
+
+
+def epoch_of(values: Values) -> int | None:
+    """The epoch of a line whose step may count from the beginning of that epoch."""
+    if "epoch" not in values or "total" in values or "step" not in values:
+        return None
+    return _integer(values["epoch"][0])
 
 
 def _seconds(values: Values) -> float | None:
@@ -213,6 +237,20 @@ def _memory_gib(values: Values) -> float | None:
     return None
 
 
+def _adds(regex: re.Pattern[str], values: Values) -> bool:
+    """Whether ``regex`` looks for what is not known; a rate in tokens is the better one."""
+    groups = regex.groupindex
+    if "samples_per_s" in groups and "tokens_per_s" in values:
+        return False
+    return "bytes" in groups or groups.keys().isdisjoint(values)
+
+
+def _take(found: re.Match[str], values: Values) -> None:
+    for name, value in found.groupdict().items():
+        if value is not None:
+            values.setdefault(name.removesuffix("_too"), []).append(value)
+
+
 def _is_integer(text: str) -> bool:
     try:
         _integer(text)
@@ -222,7 +260,8 @@ def _is_integer(text: str) -> bool:
 
 
 def _integer(text: str) -> int:
-    return int(text[:18])  # garbage can be longer than any number that Python would read
+    # Garbage can be longer than any number that Python would read.
+    return int(text[:18].replace(",", ""))
 
 
 def _sum(texts: Iterable[str]) -> float:

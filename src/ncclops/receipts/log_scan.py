@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclops.receipts.log_formats import Form, Pattern, Values, observe, shipped_forms
+from ncclops.receipts.log_formats import (
+    Form,
+    Pattern,
+    Values,
+    epoch_of,
+    observe,
+    shipped_forms,
+)
 from ncclops.receipts.observation import LONGEST_EVIDENCE, Observation, Where
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, fill_gaps
 
@@ -17,6 +24,9 @@ _RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<t
 _LONGEST_LINE = 2000
 # Ranks that lines name, for each form: each costs a kilobyte or two, and a script may print any.
 _MOST_STREAMS = 100_000
+_MOST_EPOCHS = 10_000
+
+_Stream = tuple[str, int | None]  # a form and a rank
 
 _Patterns = list[tuple[Form, Pattern]]
 
@@ -43,8 +53,11 @@ class LogScan:
         self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
         self._patterns = [(form, each) for form in self._forms for each in form.patterns]
         self._literals = _literals(self._patterns)
-        self._tallies: dict[tuple[str, int | None], Tally] = {}
-        self._totals: dict[tuple[str, int | None], str | None] = {}
+        self._tallies: dict[_Stream, Tally] = {}
+        self._totals: dict[_Stream, str | None] = {}
+        self._epochs: dict[_Stream, _Epochs] = {}
+        self._ended: dict[int | None, set[Tally]] = {}  # by rank; those that may have an end marker
+        self._noise = -1  # the last line after which a traceback is harmless
         self._warmup: Observation | None = None
 
     def feed(self, line: bytes | str, *, ends: bool = True) -> list[Observation]:
@@ -86,7 +99,9 @@ class LogScan:
         lowered = raw.lower()
         if not any(literal in lowered for literal in literals):
             return []
-        text = _ANSI.sub("", raw.decode(errors="replace"))
+        text = raw.decode(errors="replace")
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
         seen: list[Observation] = []
         for drawing in text.replace("\n", "").split("\r"):
             seen += self._feed_drawing(drawing[:_LONGEST_LINE], number, patterns)
@@ -115,11 +130,27 @@ class LogScan:
         where = Where(self._file, number, text.strip()[:LONGEST_EVIDENCE])
         lowered = body.lower()
         seen: dict[str, Observation] = {}
+        matched: set[tuple[str, str]] = set()
+        settled: set[str] = set()  # kinds for which no fallback is needed
         for form, pattern in patterns:
+            if (form.name, pattern.kind) in matched:
+                continue
+            if form.fallback and pattern.kind in settled:
+                continue
             values = pattern.match(body, lowered)
             if values is None or (pattern.continues and not self._has_begun(form, rank)):
                 continue
+            matched.add((form.name, pattern.kind))
+            if pattern.kind == "noise":
+                self._noise = number
+                continue
+            if pattern.kind == "failed":
+                if number != self._noise + 1:
+                    self._take_back_ends(list(self._ended))
+                continue
             for observation in self._observe(form, pattern, rank, values, where):
+                if not form.fallback and self._counts(form, rank):
+                    settled.add(observation.kind)
                 seen.setdefault(observation.kind, observation)
         return list(seen.values())
 
@@ -142,13 +173,19 @@ class LogScan:
         if total != self._totals.setdefault(stream, total):
             return []  # another bar: evaluation has one of its own
         observations = observe(pattern, values, where)
+        epoch = epoch_of(values)
+        if epoch is not None and observations[0].step is not None:
+            epochs = self._epochs.setdefault(stream, _Epochs())
+            step = epochs.count_on(epoch, observations[0].step)
+            if step != observations[0].step:
+                observations[0] = replace(observations[0], step=step)
         if pattern.kind == "step" and observations[0].step == 0 and not form.zero_based:
             observations = [replace(observations[0], kind="begun", step=None)]
         for observation in observations:
             self._add(form, stream, observation)
         return observations
 
-    def _add(self, form: Form, stream: tuple[str, int | None], seen: Observation) -> None:
+    def _add(self, form: Form, stream: _Stream, seen: Observation) -> None:
         if stream not in self._tallies:
             self._tallies[stream] = Tally(zero_based=form.zero_based)
             if self._warmup is not None:
@@ -157,8 +194,57 @@ class LogScan:
             self._warmup = seen
             for tally in self._tallies.values():
                 tally.add(seen)
-        else:
-            self._tallies[stream].add(seen)
+            return
+        tally, rank = self._tallies[stream], stream[1]
+        if seen.kind == "end":
+            self._ended.setdefault(rank, set()).add(tally)
+        before = tally.last_step
+        tally.add(seen)
+        # Bars draw their last step again after the end.
+        if rank in self._ended and tally.last_step != before and self._counts(form, rank):
+            self._take_back_ends([rank])
+
+    def _counts(self, form: Form, rank: int | None) -> bool:
+        """Whether steps of ``form``, for a fallback those of ``rank``, are the run's."""
+        if form.only_with is not None:
+            return any(name == form.only_with for name, _ in self._tallies)
+        return not form.fallback or not any(
+            tally.has_steps
+            for other in self._forms
+            if other is not form and other.only_with is None
+            if (tally := self._tallies.get((other.name, rank))) is not None
+        )
+
+    def _take_back_ends(self, ranks: Iterable[int | None]) -> None:
+        """The run, or one of its ranks, has gone on or failed after what was said to be its end."""
+        for rank in ranks:
+            for tally in self._ended.pop(rank):
+                tally.take_back_end()
+
+
+class _Epochs:
+    """Counts the steps of one stream on where they begin again with each epoch."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}  # by epoch, the steps before it
+        self._latest = -1
+        self._last = -1
+
+    def count_on(self, epoch: int, step: int) -> int:
+        """The step of the run that is ``step`` of ``epoch``."""
+        if epoch not in self._before:
+            if len(self._before) >= _MOST_EPOCHS:
+                return step
+            before = self._before.get(self._latest, 0)
+            if epoch > self._latest >= 0 and step + before <= self._last:
+                before = self._last + 1
+            self._before[epoch] = before
+        number = self._before[epoch] + step
+        if epoch > self._latest:
+            self._latest, self._last = epoch, number
+        elif epoch == self._latest and number > self._last:  # ranks need not print in step
+            self._last = number
+        return number
 
 
 def _literals(patterns: _Patterns) -> tuple[bytes, ...]:

@@ -94,6 +94,15 @@ class Tally:
             case "end":
                 self._facts = replace(self._facts, end=seen.where)
 
+    def take_back_end(self) -> None:
+        """What was taken for the end marker was none."""
+        self._facts = replace(self._facts, end=None)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step; a step that is reported again is not another one."""
+        return self._facts.last_step
+
     @property
     def has_steps(self) -> bool:
         """Whether a step has been reported."""
@@ -127,18 +136,25 @@ class Tally:
         self._fresh, self._ordinal = False, number
         self._segment_steps += 1
         new = self._highest is None or number > self._highest
-        facts = replace(
-            self._facts,
+        facts = self._facts
+        counts = new and not contaminated
+        # In one go: there are many steps, and a copy of the facts costs as much as reading a line.
+        self._facts = replace(
+            facts,
             last=seen.where,
             last_step=number,
             end=None,
-            steps=self._facts.steps + new,
+            steps=facts.steps + new,
+            first=facts.first or seen.where if contaminated else facts.first,
+            first_real_step=number
+            if counts and facts.first_real_step is None
+            else facts.first_real_step,
+            real=(*facts.real, seen.where)[:_PROOF_STEPS] if counts else facts.real,
+            real_steps=facts.real_steps + counts,
         )
         if contaminated:
-            self._facts = replace(facts, first=facts.first or seen.where)
             self._contaminated = number
         else:
-            self._facts = _with_real(facts, number, seen.where) if new else facts
             self._add_rate(seen)
         self._highest = number if new else self._highest
 
@@ -164,15 +180,6 @@ class Tally:
     def _add_memory(self, seen: Observation) -> None:
         if seen.gib is not None and seen.gib >= (self._facts.peak_gib or 0):
             self._facts = replace(self._facts, peak=seen.where, peak_gib=seen.gib)
-
-
-def _with_real(facts: Facts, number: int, where: Where) -> Facts:
-    return replace(
-        facts,
-        first_real_step=number if facts.first_real_step is None else facts.first_real_step,
-        real=(*facts.real, where)[:_PROOF_STEPS],
-        real_steps=facts.real_steps + 1,
-    )
 
 
 def fill_gaps(views: Iterable[Facts]) -> Facts:
