@@ -12,8 +12,8 @@ the values in it:
 Further regexes in ``values`` are searched in the same line. What ``without`` finds in it, up to the
 end of what ``regex`` has matched, makes it no such line. Of a form's patterns of one kind the first
 that matches counts. A group that a regex needs twice is called ``…_too`` the second time. Where a
-line has an epoch and no total, steps may begin again with each epoch. What several regexes of a form
-share is named in its table ``parts``; ``%{name}`` stands for it.
+line has an epoch and no total, steps may begin again with each epoch. What regexes of a form share
+is named in its table ``parts``; ``%{name}`` stands for it.
 """
 
 from __future__ import annotations
