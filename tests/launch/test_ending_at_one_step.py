@@ -259,6 +259,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
         left=False,
         ended=False,
         updates=updates,
+        updates_before=0,
         stop_callbacks=callbacks,
         wait=0,
         collectives=None,

@@ -256,10 +256,11 @@ seen = []
 current = recorder.current()
 current.on_step(lambda n: seen.append(n))
 current.on_warmup_end(lambda taken: seen.append("warm" if taken is None else taken.seconds))
-for n in range(3): receipt.step(n)
+for n in range(3): receipt.step(n); current.update()
 current.begin_iteration(1)
 receipt.compile_warmup(seconds=9)
 for n in range(2, 5): receipt.step(n)
+current.update()
 print(seen)
 """)
     assert done.stdout.strip() == "[0, 1, 'warm', 2, 9, 2, 3, 4]", done.stderr
@@ -267,6 +268,9 @@ print(seen)
     assert [record["iteration"] for record in steps] == [0, 0, 0, 1, 1, 1]
     assert [n for n, record in enumerate(steps) if "first" in record] == [0, 3]
     assert rank0.named("iteration")[0]["iteration"] == 1
+    page = progress.read(RunPaths(rank0.run_dir).rank(0).progress)
+    assert page is not None
+    assert (page.updates, page.updates_before) == (1, 3)
 
 
 def test_a_declared_phase_is_seen_and_left_out_of_the_rate(report: Report, rank0: Rank) -> None:

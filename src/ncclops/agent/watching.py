@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -40,6 +40,7 @@ from ncclops.record.events import (
     StragglerEvent,
     name_of,
 )
+from ncclops.record.progress import Progress
 from ncclops.record.receipt_records import PaceRecord, ReceiptRecord
 
 _LOOK_LIMIT = timedelta(seconds=5)
@@ -112,9 +113,11 @@ class Watching:
         return self._watch.steps_printed(rank)
 
     def has_trained(self) -> bool:
-        """Whether any rank has reported a step since the attempt began, or has updated an optimizer
-        in its last iteration. What ranks have printed is not asked."""
-        return self._watch.steps_recorded() or self._updates_silently()
+        """Whether any rank has reported a step, or updated an optimizer, since the attempt began.
+        What ranks have printed is not asked."""
+        return self._watch.steps_recorded() or any(
+            page.updates + page.updates_before > 0 for page in self._pages()
+        )
 
     def close(self) -> None:
         """No window is open any more; what the last lines and records show is still reported."""
@@ -148,11 +151,14 @@ class Watching:
 
     def _updates_silently(self) -> bool:
         """Whether only the updates of its optimizers show that the script trains."""
-        pages = (progress.read(self._job.run.paths.rank(r).progress) for r in self._ranks)
-        return any(
-            page is not None and page.updates > 0 and page.started_ns >= self._began_ns
-            for page in pages  # one may be there of the attempt before
-        )
+        return any(page.updates > 0 for page in self._pages())
+
+    def _pages(self) -> Iterator[Progress]:
+        """Those of this attempt; of the one before, some may be there still."""
+        for rank in self._ranks:
+            page = progress.read(self._job.run.paths.rank(rank).progress)
+            if page is not None and page.started_ns >= self._began_ns:
+                yield page
 
     def _report(self, found: Sequence[Event]) -> None:
         for event in found:

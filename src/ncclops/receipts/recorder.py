@@ -224,6 +224,7 @@ class Recorder(Silent):
         self._numbers[progress.ENDED_NS] = 0
         self._numbers[progress.LEFT_NS] = 0
         self._numbers[progress.STEPS] = 0
+        self._numbers[progress.UPDATES_BEFORE] += self._numbers[progress.UPDATES]
         self._numbers[progress.UPDATES] = 0
         self._forget_iteration()
         self._put("iteration")

@@ -34,7 +34,7 @@ class Warmup(IntEnum):
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
 UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED, MAIN_NS = range(13, 18)
-RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED, WAIT = range(18, 23)
+RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS, AWAITED, WAIT, UPDATES_BEFORE = range(18, 24)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -53,7 +53,8 @@ class Progress:
     """One look at a rank's page. Times are as in the module.
 
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
-    in this iteration, and ``updates`` how often an optimizer has updated in it.
+    in this iteration, and ``updates`` how often an optimizer has updated in it, after
+    ``updates_before`` in earlier ones of this process.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
     ``collectives`` how many were enqueued and completed, ``awaited`` the rank that a message waits
     for (``receipts.collectives``). ``wait`` is the number of the wait in the kernel that the main
@@ -78,6 +79,7 @@ class Progress:
     ended: bool
     left: bool
     updates: int
+    updates_before: int
     stop_callbacks: int
     collectives: tuple[int, int | None] | None
     awaited: int | None
@@ -142,6 +144,7 @@ def read(path: Path) -> Progress | None:
         ended=numbers[ENDED_NS] > 0,
         left=numbers[LEFT_NS] > 0,
         updates=_count(numbers[UPDATES]),
+        updates_before=_count(numbers[UPDATES_BEFORE]),
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
         awaited=numbers[AWAITED] - 1 if numbers[AWAITED] > 0 else None,
