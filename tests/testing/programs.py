@@ -36,12 +36,17 @@ SHORT: dict[str, Any] = {
 
 
 @inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=9))
-def train(checkpoint: Path, steps: int, pause_s: float = 0) -> float:
-    """A training whose result depends neither on faults nor on the number of ranks."""
+def train(checkpoint: Path, steps: int, pause_s: float = 0, rank_0_is_late_s: float = 0) -> float:
+    """A training whose result depends neither on faults nor on the number of ranks.
+
+    ``rank_0_is_late_s``: in each step, so that all others wait for it, with nothing on its way.
+    """
     time.sleep(pause_s)
     dist.init_process_group("gloo")
     step, weight = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0)
     while step < steps:
+        if dist.get_rank() == 0:
+            time.sleep(rank_0_is_late_s)
         place("step")
         gradient = torch.tensor([float(step % 7)])
         dist.all_reduce(gradient)
