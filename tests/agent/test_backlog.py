@@ -55,7 +55,14 @@ def scan(
     live._finishing.set()  # the processes have ended before the thread looks for the first time
     live.start()
     return live.finish(
-        {}, None, starting_up=None, driver={}, memory={}, last_words={}, raised={}
+        {},
+        None,
+        starting_up=None,
+        has_trained=False,
+        driver={},
+        memory={},
+        last_words={},
+        raised={},
     ), printed
 
 
@@ -115,6 +122,7 @@ def test_an_exception_that_is_in_no_log_is_evidence(tmp_path: Path) -> None:
         {0: Exit(code=1, signal=None)},
         None,
         starting_up=None,
+        has_trained=False,
         driver={},
         memory={},
         last_words={},

@@ -438,6 +438,17 @@ n1:48:66 [3] init.cc:943 NCCL WARN Cuda failure 'an illegal memory access was en
     assert classify_bytes(log, LOADED).verdict.rank == 11
 
 
+@pytest.mark.parametrize(("has_stepped", "policy"), [(False, "fix-config"), (True, "replace-node")])
+def test_the_launcher_knows_of_steps_that_no_log_shows(has_stepped: bool, policy: str) -> None:
+    """A script may report them by receipts, and print none."""
+    scanner = Scanner(LOADED)
+    if has_stepped:
+        scanner.add_steps()
+    line = "NET/IB: Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0"
+    scanner.feed(1, "stderr", f"{line}\n".encode())
+    assert scanner.verdict().verdict.retry_policy == policy
+
+
 def test_the_launcher_knows_whether_the_first_collective_has_completed() -> None:
     """Without a frame of the set-up in the log, only the caller knows the phase."""
     scanner = Scanner(LOADED)

@@ -357,13 +357,14 @@ class RunningAttempt:
         noted = await self._noted_hang()
         hang = self.hang or self._hang_that_led_here() or noted
         context, exits, raised = self._context, self.team.failed_exits(), self.team.raised_last()
-        starting_up = self.team.starting_up()
+        starting_up, has_trained = self.team.starting_up(), self.watching.has_trained()
 
         def finish() -> LiveDiagnosis:
             return self._scan.finish(
                 exits,
                 hang,
                 starting_up=starting_up,
+                has_trained=has_trained,
                 driver=driver,
                 memory=self.team.told_by_kernel(),
                 last_words=last_output.last_words(self._run, self.number, exits),

@@ -99,6 +99,7 @@ class LiveScan:
         hang: Hang | None,
         *,
         starting_up: bool | None,
+        has_trained: bool,
         driver: Mapping[int, Sequence[str]],
         memory: Mapping[int, str],
         last_words: Mapping[int, str],
@@ -109,6 +110,7 @@ class LiveScan:
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
         nothing else. ``hang`` is what the hang watch has found.
         ``starting_up``: not all process groups have completed a collective; None: not known.
+        ``has_trained``: the scripts have reported steps, or updated optimizers.
         ``driver`` are lines about the GPUs of ranks that failed, ``memory`` is what the kernel
         tells of ranks that the OOM killer has ended, ``last_words`` what scripts have handed to
         ``sys.exit``, ``raised`` exceptions that could not be written anywhere.
@@ -136,6 +138,8 @@ class LiveScan:
         if hang is not None:
             for rank in hang.ranks:
                 self._scanner.add_hang(rank, hang.reason)
+        if has_trained:
+            self._scanner.add_steps()
         report = self._scanner.verdict(starting_up=starting_up)
         return LiveDiagnosis(report, self._scanner.steps, passed_over=self._passed_over)
 

@@ -85,7 +85,8 @@ class Observations:
     """All that a scan saw, in no particular order.
 
     ``starting_up``: whether the first collective is still to come, where the caller knows (None:
-    the log says). ``is_empty``: neither a byte was read nor a fact given.
+    the log says), ``has_stepped``: it knows of steps before the failure. ``is_empty``: neither a
+    byte was read nor a fact given.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Observations:
         lives: list[SourceLife],
         first_failed_rank: int | None,
         starting_up: bool | None,
+        has_stepped: bool,
         is_empty: bool,
     ) -> None:
         self.hits, self.lives = hits, lives
         self.first_failed_rank = first_failed_rank
-        self.starting_up, self.is_empty = starting_up, is_empty
+        self.starting_up, self.has_stepped, self.is_empty = starting_up, has_stepped, is_empty
         stamps = [hit.stamp for hit in hits] + [life.last_step_stamp for life in lives]
         # For stamps that name no year: the latest one that any line names.
         self.year = max((stamp[0] for stamp in stamps if stamp and stamp[0]), default=2000)
@@ -151,9 +153,10 @@ class Observations:
         return ended is not None and ended < hit.line
 
     def steps_were_seen(self, hit: Hit) -> bool:
-        """Whether this log, or another one of the job, shows steps before the line."""
+        """Whether this log, or another one of the job, shows steps before the line, or the launcher
+        knows of some."""
         others = (life for number, life in enumerate(self.lives) if number != hit.source)
-        return hit.steps_before > 0 or any(life.steps for life in others)
+        return self.has_stepped or hit.steps_before > 0 or any(life.steps for life in others)
 
     def step_precedes(self, hit: Hit) -> bool:
         """Whether the job may have run collectives before this line: yes when in doubt."""

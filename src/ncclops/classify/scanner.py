@@ -125,6 +125,7 @@ class Scanner:
         self._hits: dict[tuple[str, int, int | None], list[Hit]] = {}
         self._process_ranks: dict[tuple[str, int], tuple[int, int]] = {}
         self._first_failed: int | None = None
+        self._has_stepped = False
         self._order = 0
         self._bytes = 0
         self._is_empty = True
@@ -160,6 +161,10 @@ class Scanner:
     def add_hang(self, rank: int, reason: str) -> None:
         """The launcher has found that ``rank`` hangs; ``reason``: the evidence, for people."""
         self._add_fact(rank, HANGS, reason, self._signatures.of_hang())
+
+    def add_steps(self) -> None:
+        """The launcher knows of steps before the failure, whether or not a log shows any."""
+        self._has_stepped = True
 
     def verdict(self, notes: Iterable[str] = (), *, starting_up: bool | None = None) -> Report:
         """The verdict on all that was fed so far, lines without an end included.
@@ -284,6 +289,7 @@ class Scanner:
             lives=lives,
             first_failed_rank=self._first_failed,
             starting_up=starting_up,
+            has_stepped=self._has_stepped,
             is_empty=self._is_empty,
         )
 
