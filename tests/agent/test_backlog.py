@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 from hypothesis import given
@@ -54,16 +55,23 @@ def scan(
     live._patience.begin()
     live._finishing.set()  # the processes have ended before the thread looks for the first time
     live.start()
+    return finish(live), printed
+
+
+def finish(
+    live: LiveScan, exits: Mapping[int, Exit] | None = None, raised: Mapping[int, str] | None = None
+) -> LiveDiagnosis:
+    """What ``live`` shows, with nothing known beside its output but these."""
     return live.finish(
-        {},
+        exits or {},
         None,
         starting_up=None,
         has_trained=False,
         driver={},
         memory={},
         last_words={},
-        raised={},
-    ), printed
+        raised=raised or {},
+    )
 
 
 def test_the_last_lines_of_a_flood_are_classified_and_the_gap_is_named(tmp_path: Path) -> None:
@@ -118,14 +126,6 @@ def test_an_exception_that_is_in_no_log_is_evidence(tmp_path: Path) -> None:
     printed = PrintedReceipts(path.parent, lambda rank, seen: None)
     live = LiveScan({path: 0}, printed, {}, NetworkLines(lambda rank, seen: None))
     live.start()
-    found = live.finish(
-        {0: Exit(code=1, signal=None)},
-        None,
-        starting_up=None,
-        has_trained=False,
-        driver={},
-        memory={},
-        last_words={},
-        raised={0: "OSError: [Errno 28] No space left on device"},
-    )
+    raised = {0: "OSError: [Errno 28] No space left on device"}
+    found = finish(live, {0: Exit(code=1, signal=None)}, raised)
     assert found.report.verdict.signature == "disk-full"

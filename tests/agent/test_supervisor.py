@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
 import pytest
 
@@ -25,21 +28,26 @@ sys.exit(supervisor.hold(agent))
 """
 
 
-def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
-    """As in a batch script that traps it for itself: `trap '' TERM`."""
+@contextmanager
+def waiting(*command: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """A supervisor whose agent waits for signals, and its stdout; it is killed in the end."""
     with subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", sys.executable, "-c", WAITS],
-        env=clean_environ(),
-        stdout=subprocess.PIPE,
-        text=True,
+        command, env=clean_environ(), stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        process.send_signal(signal.SIGTERM)
         try:
-            assert process.wait(LIMIT_S) == signal.SIGTERM
+            assert process.stdout.readline() == "waits\n"
+            yield process, process.stdout
         finally:
             process.kill()
+
+
+def test_sigterm_reaches_the_agent_where_a_shell_has_it_ignored() -> None:
+    """As in a batch script that traps it for itself: `trap '' TERM`."""
+    shell = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]
+    with waiting(*shell, sys.executable, "-c", WAITS) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == signal.SIGTERM
 
 
 # Of several signals that have come, that with the lowest number is taken first.
@@ -63,23 +71,13 @@ sys.exit(supervisor.hold(agent))
 @pytest.mark.parametrize("again", [signal.SIGHUP, signal.SIGINT])
 def test_signals_that_come_at_once_are_one_request(again: signal.Signals) -> None:
     """GNU `timeout` signals the launcher, and then its group; a script's trap sends another one."""
-    with subprocess.Popen(
-        [sys.executable, "-c", IS_ASKED_TWICE],
-        env=clean_environ(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
+    with waiting(sys.executable, "-c", IS_ASKED_TWICE) as (process, stdout):
         process.send_signal(signal.SIGHUP)
-        assert process.stdout.readline() == "SIGHUP\n"
+        assert stdout.readline() == "SIGHUP\n"
         process.send_signal(again)
         process.send_signal(signal.SIGUSR1)
-        try:
-            assert process.stdout.readline() == "SIGUSR1\n"
-            assert process.wait(LIMIT_S) == 1
-        finally:
-            process.kill()
+        assert stdout.readline() == "SIGUSR1\n"
+        assert process.wait(LIMIT_S) == 1
 
 
 # Which the supervisor says.
