@@ -80,9 +80,8 @@ class StoreServer:
         code = self.process.wait()
         if code >= 0:
             return describe_exit(code, None)
-        how, why = describe_exit(None, signal_name(-code)), None
-        if code == -signal.SIGKILL:
-            why = out_of_memory()
+        how = describe_exit(None, signal_name(-code))
+        why = out_of_memory() if code == -signal.SIGKILL else None
         return how if why is None else f"{how} ({why})"
 
     def close(self) -> None:

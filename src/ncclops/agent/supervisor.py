@@ -48,7 +48,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # GNU `timeout` signals the launcher and then its group. A batch script's trap passes the signal of
 # a terminal on, often as another one, and systemd may send SIGHUP right after SIGTERM
-# (`SendSIGHUP=`). What comes so soon is the same request; whoever means it twice, presses again.
+# (`SendSIGHUP=`). What comes so soon is the same request.
 SAME_REQUEST_S = 0.5
 
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
