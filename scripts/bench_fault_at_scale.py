@@ -310,7 +310,7 @@ def offer(store: Any, rank: int) -> None:
 
 
 def decide(store: Any, size: int) -> None:
-    from ncclops.restart._groups.regrouping import decided
+    from ncclops.restart._groups.members import decided
     from ncclops.restart.regroup import Offer, plan_for
 
     def plan(said: Sequence[bytes]) -> str:

@@ -186,6 +186,11 @@ def test_what_can_be_shrunk(what: dict[str, Any], why: str | None) -> None:
         ([*KEPT, Offer("torch is old")], Plan(why="rank 3: torch is old")),
         ([Offer("a"), Offer("b")], Plan(why="rank 0: a")),
         ([NEW, Offer("a")], Plan(why="rank 1: a")),
+        # Where not all call for the same, what comes of it is the same on all.
+        (
+            [Offer(way="shrinking"), Offer(way="the reconfiguration")],
+            Plan(why="rank 1 is asked for the reconfiguration, rank 0 for shrinking"),
+        ),
     ],
 )
 def test_all_take_the_rung_that_each_can_take(offers: list[Offer], plan: Plan) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.restart._groups.regrouping import _has_reconfigure
+from ncclops.restart._groups.in_place import has_reconfigure
 from tests.restart import keep_going_programs as programs
 
 from .conftest import Job
@@ -21,7 +21,7 @@ from .test_keep_going import expect_same_objects, start
 pytestmark = pytest.mark.slow
 
 reconfigures = pytest.mark.skipif(
-    not _has_reconfigure(), reason="torch 2.14 and newer can reconfigure groups, and this is older"
+    not has_reconfigure(), reason="torch 2.14 and newer can reconfigure groups, and this is older"
 )
 
 
@@ -101,7 +101,7 @@ def test_ddp_goes_on_whatever_pass_it_was_interrupted_in(job: Job) -> None:
     faults = ["making", "backward", "forward", "backward"]
     codes = job.start(2, f"{program}:ddp_goes_on", faults=faults).wait()
     assert set(codes.values()) == {0}
-    later = "reconfigured" if _has_reconfigure() else "anew"
+    later = "reconfigured" if has_reconfigure() else "anew"
     for returned in job.events("returned"):
         value = returned["value"]
         begun = 1 + (returned["rank"] == 0)
@@ -112,7 +112,7 @@ def test_ddp_goes_on_whatever_pass_it_was_interrupted_in(job: Job) -> None:
     assert causes == {(number, "ValueError: as asked") for number in range(len(faults))}
 
 
-@pytest.mark.skipif(_has_reconfigure(), reason="this torch can reconfigure groups")
+@pytest.mark.skipif(has_reconfigure(), reason="this torch can reconfigure groups")
 def test_without_such_a_torch_the_group_is_made_anew_and_the_incident_says_why(job: Job) -> None:
     assert set(start(job, 2, {1: "raises"}, groups="kept").wait().values()) == {0}
     expect_same_objects(job, {0, 1})

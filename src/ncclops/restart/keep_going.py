@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ncclops.restart._groups import kept_beside, kept_default
+from ncclops.restart._groups import kept_beside, kept_default, revoking
 from ncclops.restart._groups.beside import GroupsBeside
-from ncclops.restart._groups.regrouping import Regrouping, end_kept_group_of_nccl
+from ncclops.restart._groups.regrouping import regroup
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
 from ncclops.restart.regroup import Regrouped
@@ -79,7 +79,7 @@ class KeepGoing:
             self._loop.as_call.goes_on = False
             kept_default.drop()
             kept_beside.drop()
-            end_kept_group_of_nccl()
+            revoking.end_kept()
 
     @property
     def is_in_on_membership(self) -> bool:
@@ -90,14 +90,14 @@ class KeepGoing:
         """See ``CallWrapper.init_process_group``."""
         assert self._changing is not None
         loop, (_, new) = self._loop, self._changing
-        outcome = Regrouping(
+        outcome = regroup(
             loop.session,
             backend,
             rank=new.rank,
             world_size=new.world_size,
             goes_on=self._has_objects,
             **options,
-        ).run()
+        )
         self._has_objects = outcome.objects_stay
         loop.note_regrouped(outcome)
         return outcome

@@ -152,7 +152,7 @@ class Offer:
     can be shrunk: in which iteration it was made, the rank in it, and the number of ranks;
     ``over``, where it is one of NCCL that can be reconfigured: the name space of its store. None:
     ``lacks`` says why. ``grows``: torch is to shrink and to grow its communicator. ``goes_on``: the
-    rank has its objects of before the fault, all of them.
+    rank has its objects of before the fault, all of them. ``way``: what it was asked to do.
     """
 
     why_not: str | None = None
@@ -162,6 +162,7 @@ class Offer:
     lacks: str = NO_GROUP
     over: str | None = None
     grows: bool = False
+    way: str = ""
 
     def to_json(self) -> str:
         """As the store holds it."""
@@ -215,6 +216,8 @@ def _plan_for_groups(offers: Sequence[Offer]) -> Plan:
     for rank, offer in enumerate(offers):
         if offer.why_not is not None:
             return Plan(why=f"rank {rank}: {offer.why_not}")
+        if offer.way != offers[0].way:
+            return Plan(why=f"rank {rank} is asked for {offer.way}, rank 0 for {offers[0].way}")
     if over := {offer.over for offer in offers} - {None}:
         return _plan_to_join(offers, over)
     handles = tuple(offer.handle for offer in offers if offer.handle is not None)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart._groups import kept_default, reconfiguring, revoking, shrinking
+from ncclops.restart._groups import kept_default, revoking
 from ncclops.restart._groups.backends import (
     all_backends,
     backends_in_the_making,
@@ -48,8 +48,7 @@ def forget_failed_groups() -> None:
     The one that outlives restarts (``_groups.kept_default``, ``_groups.revoking``) stays.
     """
     abort_groups()
-    shrinking.give_up()
-    reconfiguring.give_up()
+    revoking.give_up()
     end_groups_in_a_thread()
     release_gloo_connections()
     empty_tables()

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed import distributed_c10d
 
 # Makes the backends of a group, for all of torch's functions that make one but ``split_group``.
@@ -85,3 +86,8 @@ def backends_in_the_making(main_thread: FrameType | None) -> list[Any]:
                 if (backend := variables.get(name)) is not None:
                     found[id(backend)] = backend
     return list(found.values())
+
+
+def is_wrapped() -> bool:
+    """Whether torch puts a wrapper around each backend."""
+    return distributed.get_debug_level() is distributed.DebugLevel.DETAIL

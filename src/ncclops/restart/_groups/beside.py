@@ -24,9 +24,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ncclops.restart._groups import advised, gloo_sockets, kept_beside
+from ncclops.restart._groups.backends import is_wrapped
 from ncclops.restart._groups.kept_beside import KeptGroup
+from ncclops.restart._groups.members import decided
 from ncclops.restart._groups.recorder import recorded_of_gloo
-from ncclops.restart._groups.regrouping import decided, is_wrapped
 from ncclops.restart.regroup import Had, Regrouped, Rung, which_to_keep, why_never_kept
 
 if TYPE_CHECKING:

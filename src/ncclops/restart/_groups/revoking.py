@@ -1,16 +1,19 @@
 """NCCL: the default group's communicator outlives a fault, revoked.
 
 An abort frees a communicator. That of the group which is kept here is revoked instead: its
-operations end, and others can still be made of it (``shrinking``, ``reconfiguring``). torch's first
-engine has no function for that, and the second one's also writes the flight recorder, which takes
-seconds: the library is called that torch uses.
+operations end, and others can still be made of it (``shrinking``, ``reconfiguring``), in a thread
+that may be left. torch's first engine has no function to revoke one, and the second one's also
+writes the flight recorder, which takes seconds: the library is called that torch uses.
 """
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import logging
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +21,8 @@ from typing import Any
 import torch
 from torch.distributed import Store, distributed_c10d
 
-from ncclops.restart._groups.backends import nccl_library
+from ncclops.restart._groups.attempts import Attempt
+from ncclops.restart._groups.backends import is_wrapped, nccl_library
 from ncclops.restart.regroup import NO_GROUP
 
 log = logging.getLogger("ncclops.restart")
@@ -28,11 +32,10 @@ _LOOK_EVERY_S = 0.001
 
 
 @dataclass(eq=False)
-class Revocable:
+class Revocable(abc.ABC):
     """The default group that outlives the next fault: torch's objects, and the iteration it was
     made in.
 
-    ``over``: the name space of its store, where it can be reconfigured; ``None``: it can be shrunk.
     ``is_revoked``: a fault has come, and another communicator can be made of its own.
     """
 
@@ -41,17 +44,19 @@ class Revocable:
     device: torch.device
     iteration: int
     timeout: timedelta
-    over: str | None = None
     is_revoked: bool = False
 
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """What tells this rank's place in it: where it was made, the rank, the number of ranks."""
-        return self.iteration, self.backend.rank(), self.backend.size()
+    @abc.abstractmethod
+    def end(self) -> None:
+        """End it, which is out of torch's tables, with all that was made of it. Any thread."""
 
 
 _kept: Revocable | None = None
 _lacks = NO_GROUP
+# What makes another communicator of that of a group.
+_attempt: Attempt | None = None
+# In which the store was made over which the group that is in use may have others made.
+_store_made_in: int | None = None
 
 
 def can_revoke() -> bool:
@@ -76,11 +81,67 @@ def lacks() -> str:
     return _lacks
 
 
-def take() -> Revocable | None:
-    """Keep no group any more: the one that has been revoked, and is to be ended. Main thread."""
-    found = revoked()
+def begin_to_change(
+    group: Revocable, thread: str, act: Callable[[], object], report: Callable[[str], object]
+) -> None:
+    """Have ``act`` make another communicator of that of ``group``, in a thread of this name.
+
+    ``report`` is called there with "", or with why it has failed on this rank. ``changed`` follows
+    where all ranks have reported success, else ``give_up``. Main thread.
+    """
+    global _attempt
     keep(None)
-    return found
+    _attempt = Attempt(thread, act, report, group.end)
+
+
+def changed(group: Revocable | None, lacks: str = NO_GROUP) -> None:
+    """All ranks have done it; ``group`` is kept from now on, as by ``keep``. Main thread."""
+    global _attempt
+    _attempt = None
+    keep(group, lacks)
+
+
+def give_up() -> None:
+    """End the group that is being changed, if one is, whatever has come of it. Main thread."""
+    global _attempt
+    attempt, _attempt = _attempt, None
+    if attempt is not None:
+        use_store_of(None)
+        attempt.leave()
+
+
+def end_kept() -> None:
+    """End the group that was revoked, or is being changed; none is kept any more. Main thread."""
+    give_up()
+    use_store_of(None)
+    group = revoked()
+    keep(None)
+    if group is not None:
+        group.end()
+
+
+def use_store_of(iteration: int | None) -> None:
+    """Have the store of ``iteration`` stay as long as the group that is in use; ``None``: as others
+    do. Main thread."""
+    global _store_made_in
+    _store_made_in = iteration
+
+
+def store_in_use() -> int | None:
+    """The iteration of which that is."""
+    return _store_made_in
+
+
+def conditions(device: torch.device | None) -> dict[str, Any]:
+    """What decides whether a group of NCCL on ``device`` can be revoked, by its name in
+    ``regroup``."""
+    return {
+        "torch_version": torch.__version__,
+        "nccl_version": torch.cuda.nccl.version(),
+        "has_device": device is not None,
+        "is_wrapped": is_wrapped(),
+        "watchdog_ends_groups": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0",
+    }
 
 
 def is_kept(backend: Any) -> bool:

@@ -10,115 +10,107 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import Store, distributed_c10d
+from torch.distributed import distributed_c10d
 
 from ncclops.restart._groups import revoking
-from ncclops.restart._groups.attempts import Attempt
+from ncclops.restart._groups.aborting import abort_later
+from ncclops.restart._groups.members import Members
 from ncclops.restart._groups.revoking import Revocable
+from ncclops.restart.regroup import Offer, Plan, Rung, why_not_shrunk
 
 # Also ends what the communicator is doing, and shares none of its resources with the new one.
 _SHRINK_ABORT = 1
 
 
-@dataclass
-class _Shrunk:
-    """What is being made of ``parent``."""
+@dataclass(eq=False)
+class Shrinkable(Revocable):
+    """``child``: the backend that has come of its communicator."""
 
-    parent: Revocable
     child: Any = None
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What tells this rank's place in it: where it was made, the rank, the number of ranks."""
+        return self.iteration, self.backend.rank(), self.backend.size()
 
-_shrunk: _Shrunk | None = None
-_attempt: Attempt | None = None
-# Where the store of the group is that is there, or of its parent.
-_made_in: int | None = None
+    def end(self) -> None:
+        backends = [each for each in (self.child, self.backend) if each is not None]
+        abort_later(backends, [self.group])
 
 
-def can_shrink() -> bool:
+class Shrinking:
+    rung = Rung.SHRUNK
+    name = "shrinking"
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def offer(self) -> Offer:
+        why_not = why_not_shrunk(
+            self._members.backend,
+            can_shrink=_can_shrink(),
+            **revoking.conditions(self._members.device_id),
+        )
+        parent = revoking.revoked()
+        place = parent.place if isinstance(parent, Shrinkable) else None
+        return Offer(why_not, place=place, lacks=revoking.lacks())
+
+    def bring(self, plan: Plan) -> str | None:
+        parent = revoking.revoked()
+        assert isinstance(parent, Shrinkable)
+
+        def shrink() -> None:
+            torch.cuda.set_device(parent.device)
+            parent.child = parent.backend.shrink(list(plan.excluded), _SHRINK_ABORT, None)
+
+        failure = self._members.all_have(
+            lambda report: revoking.begin_to_change(parent, "ncclops-shrink", shrink, report)
+        )
+        if failure is None:
+            with self._members.session.interrupter.atomic():
+                self._adopt(parent)
+        return failure
+
+    def _adopt(self, parent: Shrinkable) -> None:
+        """Make the new communicator torch's default group. In an atomic section."""
+        store = distributed.PrefixStore("shrunk", self._members.store)
+        child, parent.child = parent.child, None
+        child._set_default_timeout(parent.timeout)
+        group = distributed.ProcessGroup(store, child.rank(), child.size())
+        nccl = distributed.ProcessGroup.BackendType.NCCL
+        group._set_default_backend(nccl)
+        group.bound_device_id = parent.device
+        group._register_backend(parent.device, nccl, child)
+        # Not its parent's name, under which torch's flight recorder has the ranks of before.
+        name = f"{distributed_c10d._process_group_name([], use_hashed_name=False)}-shrunk"
+        revoking.put_into_tables(group, name, store)
+        revoking.changed(None, "has a group that was shrunk already")
+        parent.end()
+
+    def make_for_later(self) -> bool:
+        members, session = self._members, self._members.session
+        store = session.store_for_shrinkable_group()
+        store.set_timeout(members.store_timeout)
+        members.make("once", store)
+        group, device = distributed.group.WORLD, members.device_id
+        assert device is not None
+        backend = group._get_backend(device)
+        if type(backend) is distributed_c10d.ProcessGroupNCCL:
+            timeout = backend.options._timeout
+            revoking.keep(Shrinkable(group, backend, device, session.iteration, timeout))
+            revoking.use_store_of(session.iteration)
+        else:
+            revoking.keep(None, f"has a group of {type(backend).__name__}, which is not shrunk")
+        return True
+
+
+def _can_shrink() -> bool:
     """Whether this torch, and the NCCL that it uses, have what is needed here."""
     group = getattr(distributed_c10d, "ProcessGroupNCCL", None)
     has_functions = all(hasattr(group, name) for name in ("shrink", "_comm_ptr"))
     return has_functions and revoking.can_revoke()
-
-
-def keep(group: Any, device: torch.device, iteration: int) -> None:
-    """Have ``group``, torch's default group, be shrunk after the next fault. Main thread."""
-    global _made_in
-    backend = group._get_backend(device)
-    if type(backend) is not distributed_c10d.ProcessGroupNCCL:
-        revoking.keep(None, f"has a group of {type(backend).__name__}, which is not shrunk")
-        return
-    revoking.keep(Revocable(group, backend, device, iteration, backend.options._timeout))
-    _made_in = iteration
-
-
-def store_in_use() -> int | None:
-    """The iteration that the kept group was made in, or the one that has come from it."""
-    return _made_in
-
-
-def forget_store() -> None:
-    """There is no such group any more. Main thread."""
-    global _made_in
-    _made_in = None
-
-
-def begin_to_shrink(
-    excluded: Sequence[int],
-    report: Callable[[str], object],
-    end: Callable[[Revocable, Any], object],
-) -> None:
-    """Have a communicator made of all ranks but ``excluded``.
-
-    ``report`` is called with "", or with why it has failed on this rank, and ``end`` with a group
-    and the backend that has come of it, or ``None``, once both are given up; each in any thread.
-    ``adopt`` follows where all ranks have reported success, else ``give_up``. Main thread.
-    """
-    global _attempt, _shrunk
-    parent = revoking.revoked()
-    assert parent is not None
-    shrunk = _shrunk = _Shrunk(parent)
-
-    def shrink() -> None:
-        torch.cuda.set_device(parent.device)
-        shrunk.child = parent.backend.shrink(list(excluded), _SHRINK_ABORT, None)
-
-    revoking.keep(None)
-    _attempt = Attempt("ncclops-shrink", shrink, report, lambda: end(parent, shrunk.child))
-
-
-def give_up() -> None:
-    """End what ``begin_to_shrink`` has left, if anything. Main thread."""
-    global _attempt, _shrunk
-    attempt, _attempt, _shrunk = _attempt, None, None
-    if attempt is not None:
-        forget_store()
-        attempt.leave()
-
-
-def adopt(store: Store) -> Revocable:
-    """Make the new communicator torch's default group, and return its parent, which is to be ended.
-
-    Further groups are made over ``store``. In an atomic section.
-    """
-    global _attempt, _shrunk
-    assert _shrunk is not None
-    parent, child = _shrunk.parent, _shrunk.child
-    child._set_default_timeout(parent.timeout)
-    group = distributed.ProcessGroup(store, child.rank(), child.size())
-    nccl = distributed.ProcessGroup.BackendType.NCCL
-    group._set_default_backend(nccl)
-    group.bound_device_id = parent.device
-    group._register_backend(parent.device, nccl, child)
-    # Not its parent's name, under which torch's flight recorder has the ranks of before.
-    name = f"{distributed_c10d._process_group_name([], use_hashed_name=False)}-shrunk"
-    revoking.put_into_tables(group, name, store)
-    _attempt = _shrunk = None
-    revoking.keep(None, "has a group that was shrunk already")
-    return parent

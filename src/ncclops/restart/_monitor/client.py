@@ -19,7 +19,7 @@ from typing import Any
 
 from ncclops.restart._groups import kept_beside
 from ncclops.restart._groups.recorder import has_pending_operation
-from ncclops.restart._groups.shrinking import store_in_use
+from ncclops.restart._groups.revoking import store_in_use
 from ncclops.restart._instant import Instant
 from ncclops.restart._kept_descriptors import KeptDescriptors
 from ncclops.restart.agreement import INITIAL, Agreement
