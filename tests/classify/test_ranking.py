@@ -130,7 +130,7 @@ def test_refused_after_steps_is_not_retried() -> None:
         "\n".join([*steps(0), REFUSED.format(s=1, r=1)]).encode(), LOADED
     ).verdict
     assert verdict.class_ == "bootstrap" and not verdict.eligible
-    assert "collectives had already completed" in verdict.retry_reason
+    assert "the job was past its start" in verdict.retry_reason
 
 
 def test_refused_because_another_host_rejects_the_version_is_not_retried(tmp_path: Path) -> None:

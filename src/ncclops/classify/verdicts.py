@@ -83,7 +83,7 @@ def _retry(
         progressed = seen.steps_were_seen(leader)
     if progressed:
         policy = signature.retry_after_progress
-        return policy, f"collectives had already completed: {_REASONS[policy]}"
+        return policy, f"the job was past its start: {_REASONS[policy]}"
     blocking = _needs_a_fix(leader, ordered)
     if blocking is not None and signature.retry in ELIGIBLE_POLICIES:
         return (
