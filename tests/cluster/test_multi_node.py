@@ -24,6 +24,7 @@ from ncclops.cluster.multi_node import MultiNode
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.records import (
     BackRecord,
+    DecisionRecord,
     EndedRecord,
     FailedRecord,
     LimitsRecord,
@@ -35,9 +36,11 @@ from ncclops.cluster.records import (
     ViewRecord,
 )
 from ncclops.cluster.rendezvous_config import RendezvousConfig, RendezvousPace
-from ncclops.decision.node_end import JobRules, NodeEnd
+from ncclops.decision.deciding import AttemptDecision
+from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import RetryPlan
+from ncclops.errors import NcclopsError
 from ncclops.health.hang import HangFinding
 from ncclops.health.liveness import Elsewhere, NodeView
 from ncclops.record import event_log
@@ -300,5 +303,65 @@ def test_a_node_that_loses_the_store_while_another_one_stops_the_job_has_not_com
         node.nodes.deliver(messages.StoreLost("Broken pipe"))
         decision = await node.nodes.settle(NodeEnd(name="n1"))
         assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGTERM)
+
+    asyncio.run(main())
+
+
+def test_a_stop_elsewhere_before_the_start_is_no_failure_here(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.receives(StopRecord(node=0, reason="SIGINT", grace_s=15.0, signal=signal.SIGINT))
+        node.nodes.deliver(messages.StoreLost("Broken pipe"))  # it goes with the other node
+        refused = CannotStart.of(NcclopsError("stopped during rendezvous"))
+        decision = await node.nodes.settle(NodeEnd(name="n1", failed=True, cannot_start=refused))
+        assert (decision.outcome, decision.exit_code) == ("interrupted", 128 + signal.SIGINT)
+
+    asyncio.run(main())
+
+
+def test_a_stop_does_not_hide_why_there_is_no_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.nodes.deliver(messages.NoRound("node 1 is there already"))
+        node.receives(StopRecord(node=0, reason="SIGINT", grace_s=15.0, signal=signal.SIGINT))
+        refused = CannotStart.of(NcclopsError("node 1 is there already"))
+        decision = await node.nodes.settle(NodeEnd(name="n1", failed=True, cannot_start=refused))
+        assert (decision.outcome, decision.reason) == ("failed", "node 1 is there already")
+
+    asyncio.run(main())
+
+
+COMPLETED = AttemptDecision(outcome="completed", exit_code=0, reason="1 worker exited 0")
+
+
+@pytest.mark.parametrize(
+    ("lost", "outcome", "reason"),
+    [
+        (False, "completed", "1 worker exited 0"),
+        (True, "failed", "look at the output of the host that serves it"),
+    ],
+)
+def test_a_node_in_reserve_ends_with_the_attempt_and_with_the_store(
+    tmp_path: Path, lost: bool, outcome: str, reason: str
+) -> None:
+    """Without restarts in place it has no workers that could end."""
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        vars(node.nodes)["_peers"] = SimpleNamespace(post=lambda _: None)
+        node.receives(START)
+        state = node.nodes._round.state
+        state.idle = frozenset({1})
+        assert node.nodes.over_for_all(entered=False) is None
+        if lost:
+            node.nodes.deliver(messages.StoreLost("Broken pipe"))
+        else:
+            node.receives(DecisionRecord(node=0, decision=COMPLETED))
+        assert node.nodes.over_for_all(entered=False) is not None
+        decision = await node.nodes.settle(NodeEnd(name="n1"))
+        assert decision.outcome == outcome
+        assert decision.reason.endswith(reason)
 
     asyncio.run(main())

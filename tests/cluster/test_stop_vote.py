@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.agent.stop_agreement import StopWay
+from ncclops.classify.policy import default_rules
 from ncclops.cluster.records import (
     EndedRecord,
     LostRecord,
@@ -20,7 +22,9 @@ from ncclops.cluster.records import (
 )
 from ncclops.cluster.round_state import RoundState
 from ncclops.cluster.stop_vote import next_record
-from ncclops.decision.node_end import NodeEnd
+from ncclops.decision.deciding import decide
+from ncclops.decision.node_end import JobRules, NodeEnd
+from ncclops.decision.retrying import RetryPlan
 
 ASKED = StopRecord(node=0, reason="drain", grace_s=9.0)
 
@@ -139,3 +143,37 @@ def test_no_attempt_follows_a_failure_where_a_node_was_asked_to_stop_after_its_e
         round_state.take(EndedRecord(node=node, end=NodeEnd(name=f"n{node}", failed=True)))
     round_state.take(ASKED)
     assert [end.stopping for end in round_state.node_ends()] == [True, False]
+
+
+ENDED_BY_IT = EndedRecord(node=1, end=NodeEnd(name="n1", stopped_elsewhere=True))
+ENDED_BEFORE = EndedRecord(node=0, end=NodeEnd(name="n0"))
+LOST = LostRecord(node=0, why="its agent was killed")
+RULES = JobRules(
+    retry=RetryPlan(lane="generic", rules=default_rules(), granted=1),
+    losses_allowed=True,
+    replaceable=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("records", "is_stopped"),
+    [
+        # The ranks of node 0 had ended when it was asked, and it has ended those of node 1.
+        ([ENDED_BEFORE, ASKED, ENDED_BY_IT], True),
+        # It was killed before it could say how its part ended.
+        ([ASKED, ENDED_BY_IT, LOST], True),
+        # All had ended by themselves.
+        ([ENDED_BEFORE, EndedRecord(node=1, end=NodeEnd(name="n1")), ASKED], False),
+    ],
+)
+def test_a_stop_that_has_ended_others_is_the_end_of_the_job_whatever_became_of_who_was_asked(
+    records: list[Record], is_stopped: bool
+) -> None:
+    round_state = RoundState(2)
+    for record in records:
+        round_state.take(record)
+    ends = round_state.node_ends()
+    assert [end.stop for end in ends] == [ASKED.request if is_stopped else None, None]
+    decision = decide(ends, RULES, random=lambda: 0.5)
+    assert decision.outcome == ("stopped" if is_stopped else "completed")
+    assert decision.following is None

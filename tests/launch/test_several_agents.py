@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -171,6 +172,50 @@ def test_the_end_of_a_store_elsewhere_is_reported(
         assert "ncclops: the store does not answer any more" in said
         assert "/ncclops/" not in said  # a traceback may be there, of the script's own line
         assert run.verdict["classification"]["class"] == "store-rendezvous"
+
+
+# Rank 1 has nothing to do; rank 0 has steps until it is stopped.
+UNEVEN = """
+import os, time
+from ncclops import receipt
+if os.environ["RANK"] == "0":
+    for n in range(10**9):
+        time.sleep(0.02)
+        receipt.step(n)
+"""
+
+
+def test_a_stop_asked_of_a_node_whose_ranks_have_ended_stops_the_job(
+    background: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The ranks of the other node end well, at one step: that does not complete the job."""
+    train = script(UNEVEN)
+    agents = start_agents(background, train, free_port(), "--restart", "none", nproc=1)
+    job = Job(tmp_path, agents)
+    job.until(lambda: job.runs[1].begun and job.runs[1].named("worker-exited"))
+    job.until(lambda: job.runs[0].begun and job.runs[0].named("step"))
+    agents[1].terminate()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [128 + signal.SIGTERM] * 2
+    assert [run.verdict["outcome"] for run in job.runs] == ["interrupted"] * 2
+
+
+def test_a_node_in_reserve_without_workers_ends_with_the_job(
+    background: Start, tmp_path: Path
+) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    agents = [
+        background(
+            *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
+            *("--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--nproc-per-node", "1"),
+            *("--rdzv-conf", "last_call_timeout=20", "--restart", "none"),
+            *("--no-python", "true"),
+        )
+        for number in range(2)
+    ]
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    runs = Job(tmp_path, agents).runs
+    assert [run.verdict["outcome"] for run in runs] == ["completed"] * 2
+    assert sorted(len(run.verdict["workers"]) for run in runs) == [0, 1]
 
 
 # Node 0 serves the store through which rank 1 restarts without it.

@@ -381,8 +381,9 @@ class _Agent:
         """From the start of the workers until none is left; how the attempt ended here."""
         await attempt.start()
         await attempt.watch()
-        stop = self._stop.first
-        failed = attempt.failure()
+        stop, failed = self._stop.first, attempt.failure()
+        asked_elsewhere = self._coordinator.stop_elsewhere() is not None
+        ended_by_others = asked_elsewhere and stop is None and bool(attempt.team.running())
         await attempt.stop_workers()
         if failed is not None:
             # The first worker to end need not be the cause; by now all have ended.
@@ -391,7 +392,8 @@ class _Agent:
             attempt.watching.flush()
             self._run.add(FaultEvent(rank=rank, cause=cause, attempt=attempt.number))
         diagnosis = await attempt.close()
-        return await self._node_end(attempt, stop, diagnosis, failed=failed is not None)
+        end = await self._node_end(attempt, stop, diagnosis, failed=failed is not None)
+        return replace(end, stopped_elsewhere=ended_by_others and failed is None)
 
     async def _node_end(
         self,

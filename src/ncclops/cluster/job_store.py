@@ -33,6 +33,11 @@ class JobStore:
         return self._server is not None
 
     @property
+    def loss(self) -> str:
+        """Why it is out of reach, and where to look: for a node that can do nothing without it."""
+        return f"{self.lost}: look at the output of the host that serves it"
+
+    @property
     def pids(self) -> set[int]:
         return set() if self._server is None else {self._server.process.pid}
 

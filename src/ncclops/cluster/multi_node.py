@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,10 +51,10 @@ from ncclops.cluster.rendezvous import Rendezvous
 from ncclops.cluster.round import Round
 from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
-from ncclops.decision.node_end import NodeEnd
+from ncclops.decision.node_end import CannotStart, NodeEnd
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
-from ncclops.errors import PreflightRefused
+from ncclops.errors import NcclopsError, PreflightRefused
 from ncclops.health.liveness import Elsewhere, NodeView
 from ncclops.health.paces import RankPace
 from ncclops.record.events import NODE_LOST, STORE_LOST, FaultEvent
@@ -122,6 +121,11 @@ class MultiNode:
             return f"stopped on {state.name(state.stop.node)}"
         if state.failed is not None and state.failed.node != self._round.rank:
             return f"rank {state.failed.rank} failed on {state.name(state.failed.node)}"
+        if self._is_in_reserve:
+            if state.decision is not None:
+                return "the attempt has ended on the other nodes"
+            if self._job_store.lost is not None:
+                return self._job_store.lost
         if self._job.restarts_in_process and entered:
             return None  # the workers see to it themselves
         # Until all have come, they wait for each other, and do not know of nodes. A node whose
@@ -129,6 +133,11 @@ class MultiNode:
         patience_s = self._lost_after_s if self._job.restarts_in_process else 0.0
         lost = self._round.lost_for(patience_s, time.monotonic())
         return f"{state.name(lost[0])} was lost" if lost else None
+
+    @property
+    def _is_in_reserve(self) -> bool:
+        """Whether this node has no workers in this attempt, and waits for the others' end."""
+        return self._round.rank in self._round.state.idle
 
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:
         if self._peers is None or worker.exit is None:
@@ -202,20 +211,11 @@ class MultiNode:
 
     def share_stop(self, request: StopRequest) -> None:
         if self._round.rank is not None:
-            self._post(
-                StopRecord(
-                    signal=request.signum,
-                    reason=request.reason,
-                    grace_s=request.grace.total_seconds(),
-                )
-            )
+            self._post(StopRecord.of(request))
 
     def stop_elsewhere(self) -> StopRequest | None:
         stop = self._round.state.stop
-        if stop is None or stop.node == self._round.rank:
-            return None
-        signum = None if stop.signal is None else signal.Signals(stop.signal)
-        return StopRequest(reason=stop.reason, grace=timedelta(seconds=stop.grace_s), signum=signum)
+        return None if stop is None or stop.node == self._round.rank else stop.request
 
     def share_limits(self, change: LimitsChange) -> bool:
         self._post(LimitsRecord(window=change.window, reason=change.reason, by=change.by))
@@ -228,6 +228,8 @@ class MultiNode:
         current, job_store = self._round, self._job_store
         self._rendezvous.checks.is_suspect = end.is_suspect
         if self._peers is None or current.state.start is None:
+            if current.is_stopped_before_start:
+                end = replace(end, stop=end.stop or self.stop_elsewhere())
             return self._decide([end])
         end = current.end = replace(end, hosts_store=job_store.is_ours)
         self._post(EndedRecord(end=end))
@@ -252,6 +254,10 @@ class MultiNode:
             end = replace(end, stop=self._stop.first or self.stop_elsewhere())
         if job_store.lost is None and end.stop is not None:
             return await self._settle_stop(end)
+        if job_store.lost is not None and self._is_in_reserve:
+            # Whether the others have finished the job it cannot know.
+            refusal = CannotStart.of(NcclopsError(job_store.loss), self._rules().exit_codes)
+            return self._decide([replace(end, cannot_start=refusal)])
         if job_store.lost is not None:
             self._say(f"{job_store.lost}: deciding locally")
         return self._decide([replace(end, cut_off=job_store.lost, stopping=self._stop.asked)])

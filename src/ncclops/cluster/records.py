@@ -8,6 +8,8 @@ passed over, and what has another form is an ``UnknownRecord``, which changes no
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
+from signal import Signals
 
 import msgspec
 
@@ -15,6 +17,7 @@ from ncclops.agent.stop_agreement import StopWay
 from ncclops.classify.policy import PastAttempt
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
+from ncclops.decision.outcome import StopRequest
 from ncclops.health.liveness import NodeView
 from ncclops.health.paces import RankPace
 from ncclops.timeouts.model import Window
@@ -140,6 +143,19 @@ class StopRecord(LogRecord, tag="stop", frozen=True, kw_only=True):
     reason: str
     grace_s: float
     signal: int | None = None
+
+    @classmethod
+    def of(cls, request: StopRequest) -> StopRecord:
+        return cls(
+            signal=request.signum,
+            reason=request.reason,
+            grace_s=request.grace.total_seconds(),
+        )
+
+    @property
+    def request(self) -> StopRequest:
+        signum = None if self.signal is None else Signals(self.signal)
+        return StopRequest(reason=self.reason, grace=timedelta(seconds=self.grace_s), signum=signum)
 
 
 class StopWayRecord(LogRecord, tag="stop-way", frozen=True, kw_only=True):

@@ -249,7 +249,7 @@ class Rendezvous:
         if current.no_round:
             return current.no_round
         if job_store.lost:
-            return f"{job_store.lost}: look at the output of the host that serves it"
+            return job_store.loss
         if self._stop.asked or state.stop is not None:
             return "stopped during rendezvous"
         if state.lost:

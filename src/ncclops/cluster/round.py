@@ -48,6 +48,13 @@ class Round:
         # Of a node that is lost while all are checked node 0 says what follows.
         return bool(state.lost if state.check is None else 0 in state.lost)
 
+    @property
+    def is_stopped_before_start(self) -> bool:
+        """Whether a node was asked to stop the job, and nothing else has kept it from starting."""
+        state = self.state
+        other = state.refused or state.left_out or self.no_round or self.not_needed
+        return state.start is None and state.stop is not None and not other
+
     def lose(self, node: int, now: float) -> None:
         """``node`` is taken for lost since ``now``."""
         self._lost_at[node] = now

@@ -36,6 +36,7 @@ from ncclops.cluster.records import (
 )
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
+from ncclops.decision.outcome import StopRequest
 from ncclops.health.liveness import NodeView
 from ncclops.health.paces import RankPace
 
@@ -174,11 +175,26 @@ class RoundState:
     def _node_end(self, rank: int) -> NodeEnd:
         name, idle, lost = self.name(rank), rank in self.idle, self.lost.get(rank)
         first = self.failed is not None and self.failed.node == rank
+        stop = self._stop_asked_of(rank)
         if (end := self.ended.get(rank)) is not None:
             asked = self.stop is not None and self.stop.node == rank
-            stopping = end.stopping or asked  # maybe only after it had posted its end
-            return replace(end, name=name, idle=idle, failed_first=first, stopping=stopping)
+            return replace(
+                end,
+                name=name,
+                idle=idle,
+                failed_first=first,
+                stop=end.stop or stop,
+                stopping=end.stopping or asked,  # maybe only after it had posted its end
+            )
         why = None if lost is None else lost.why
         if rank in self.silent:
             why = why or "its agent does not answer"
-        return NodeEnd(name=name, idle=idle, failed_first=first, lost=why)
+        return NodeEnd(name=name, idle=idle, failed_first=first, lost=why, stop=stop)
+
+    def _stop_asked_of(self, rank: int) -> StopRequest | None:
+        """The request to stop that this node got and that has ended others: it may have ended by
+        itself before, or be lost since."""
+        if self.stop is None or self.stop.node != rank:
+            return None
+        has_ended_others = any(end.stopped_elsewhere for end in self.ended.values())
+        return self.stop.request if has_ended_others else None

@@ -47,8 +47,9 @@ class NodeEnd:
     before any other node. ``hang`` is the reason where a hang was it.
 
     ``stop`` is the request to stop that has ended the attempt; ``stopping``: there was one, maybe
-    only after the attempt had failed. ``launcher_lost``: the process that the user started was
-    killed, and the agent has stopped the workers.
+    only after the attempt had failed. ``stopped_elsewhere``: one that another node got has ended
+    workers of this one. ``launcher_lost``: the process that the user started was killed, and the
+    agent has stopped the workers.
 
     ``classification`` is the classifier's verdict as JSON with its evidence, ``story`` what this
     node can tell of the failure; ``progressed``:
@@ -75,6 +76,7 @@ class NodeEnd:
     cannot_start: CannotStart | None = None
     stop: StopRequest | None = None
     stopping: bool = False
+    stopped_elsewhere: bool = False
     launcher_lost: bool = False
     failure: FirstFailure | None = None
     classification: dict[str, Any] | None = None
