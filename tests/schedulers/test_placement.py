@@ -67,9 +67,17 @@ def test_a_list_of_more_hosts_than_there_are_is_refused(text: str) -> None:
 def test_a_damaged_variable_of_slurm_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
         find_placement(STEP | {name: value})
-    script = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "1e9"}
-    with pytest.raises(UsageError, match="SLURM_NNODES"):
-        find_placement(script)
+
+
+@pytest.mark.parametrize("name", ["SLURM_NNODES", "SLURM_STEP_NUM_NODES"])
+@pytest.mark.parametrize(
+    "step", [{}, {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}], ids=["script", "step"]
+)
+def test_a_damaged_number_of_nodes_has_the_name_it_was_read_by(
+    name: str, step: dict[str, str]
+) -> None:
+    with pytest.raises(UsageError, match=f"^{name}=1e9 "):
+        find_placement({"SLURM_JOB_ID": "1", name: "1e9", **step})
 
 
 def test_a_rank_without_a_number_of_nodes_is_refused() -> None:

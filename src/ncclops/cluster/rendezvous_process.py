@@ -226,7 +226,7 @@ def main(arguments: list[str]) -> None:
         prctl.signal_at_parent_s_end(None)
         process.connect()
     except Exception as error:
-        log.exception("no connection to the store")
+        log.error("no part in the job: %s", error, exc_info=not isinstance(error, Refused))
         agent.sendall(messages.encode(messages.NoRound(first_line(error))))
     else:
         process.run()

@@ -72,13 +72,14 @@ def _torchrun_variables(environ: Environ) -> SchedulerPlacement | None:
 def _slurm(environ: Environ) -> SchedulerPlacement | None:
     """A step of Slurm: ``srun ncclops launch …``, one task on each node."""
     job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
-    count = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
-    if job is None or count is None:
+    named = next((n for n in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES") if environ.get(n)), None)
+    if job is None or named is None:
         return None
+    count, number = environ[named], _number(named, environ[named])
     if "SLURM_STEP_NODELIST" not in environ or step is None:
-        return _slurm_batch_script(job, count)
+        return _slurm_batch_script(job, number or 0)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", count)
-    if _number("SLURM_STEP_NUM_TASKS", tasks) != _number("SLURM_STEP_NUM_NODES", count):
+    if _number("SLURM_STEP_NUM_TASKS", tasks) != number:
         raise UsageError(
             f"srun started {tasks} tasks on {count} nodes, and `ncclops launch` starts the workers"
             " of a node itself: give srun --ntasks-per-node=1"
@@ -98,8 +99,8 @@ def _slurm(environ: Environ) -> SchedulerPlacement | None:
     )
 
 
-def _slurm_batch_script(job: str, count: str) -> SchedulerPlacement | None:
-    if (_number("SLURM_NNODES", count) or 0) < 2:
+def _slurm_batch_script(job: str, count: int) -> SchedulerPlacement | None:
+    if count < 2:
         return None
     return SchedulerPlacement(
         source=f"Slurm job {job}",
