@@ -22,6 +22,7 @@ from tests.conftest import (
     run_ncclops,
 )
 from tests.launch.conftest import Background, Run
+from tests.restart.refusal import refuse_pidfds
 
 Ncclops = Callable[..., CompletedText]
 Script = Callable[..., Path]
@@ -505,6 +506,31 @@ class TestOutput:
         assert "TORCH_FR_BUFFER_SIZE" in for_people
         assert not (tmp_path / "runs").exists()
         assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.slow
+def test_a_container_that_refuses_pidfds_is_told_of_before_anything_starts(tmp_path: Path) -> None:
+    if (
+        b"refused"
+        not in subprocess.run(
+            [sys.executable, "-m", "tests.restart.refusal"], cwd=REPOSITORY, capture_output=True
+        ).stdout
+    ):
+        pytest.skip("no seccomp filter can be set here")
+    (tmp_path / "train.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        preexec_fn=refuse_pidfds,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "pidfd_open is refused here (Operation not permitted)" in done.stderr
+    assert "seccomp profile" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.extended

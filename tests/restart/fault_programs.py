@@ -766,6 +766,46 @@ def without_pidfds(worker: Worker) -> Any:
     return SCENARIOS[worker.parameters["then"]](worker)
 
 
+class Endless(Exception):
+    """One that cannot be put into words."""
+
+    def __str__(self) -> str:
+        time.sleep(600)
+        return ""
+
+
+def raising_what_hangs(worker: Worker) -> Any:
+    """Rank 1 raises it; the other one waits in a collective."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration == 0 and worker.rank == 1:
+            raise Endless
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()
+
+
+def failing_to_start_a_thread(worker: Worker) -> Any:
+    """Rank 1, in its main thread: its stack would be larger than the address space."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration == 0 and worker.rank == 1:
+            threading.stack_size(1 << 48)
+            try:
+                threading.Thread(target=print).start()
+            finally:
+                threading.stack_size(0)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()
+
+
 def leaving_modes_in_force(worker: Worker) -> Any:
     """Rank 0 raises where torch's modes are not restored; it counts on them in iteration 1."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 
 import pytest
 
@@ -116,3 +117,26 @@ def kill_all(pids: set[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_whose_exception_cannot_be_put_into_words_is_ended_at_the_hard_timeout(
+    job: Job,
+) -> None:
+    """``__str__`` is the script's: what follows its function is under a timeout as well."""
+    codes = job.start(2, "fault_programs:raising_what_hangs").wait()
+    assert codes in ({0: 0, 1: -signal.SIGTERM}, {0: 0, 1: -signal.SIGKILL})
+    assert returned_from(job, 1) == [0]
+    assert {tuple(e["ranks_lost"]) for e in job.events("incident")} == {(1,)}
+    job.expect_no_orphans()
+
+
+def test_a_rank_whose_main_thread_could_not_start_a_thread_does_not_hold_up_the_others(
+    job: Job,
+) -> None:
+    """Python up to 3.11 cannot interrupt that thread from then on: the rank leaves."""
+    codes = job.start(2, "fault_programs:failing_to_start_a_thread").wait()
+    leaves = sys.version_info < (3, 12)
+    assert (codes[0], codes[1] == 0) == (0, not leaves)
+    assert returned_from(job, 1) == ([0] if leaves else [0, 1])
+    assert causes(job) == {("exception", 1)}
+    job.expect_no_orphans()

@@ -72,6 +72,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     Reads this process's environment. ``stdout_is_data`` keeps workers' output off standard output.
     Raises ``UsageError`` or ``ProfileError``. Any thread.
     """
+    _check_kernel()
     request = resolve(asked, stdout_is_data=stdout_is_data)
     options.check_target(request.target)
     options.check_signatures()
@@ -158,6 +159,18 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         argv=argv,
         remarks=remarks,
     )
+
+
+def _check_kernel() -> None:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # the former: Python was built for an older kernel
+        why = "this Python has none" if isinstance(error, AttributeError) else error.strerror
+        raise UsageError(
+            f"pidfd_open is refused here ({why}), by which launch learns that processes have ended:"
+            " allow pidfd_open and pidfd_send_signal in the container's seccomp profile, or use"
+            " Linux 5.3 or newer"
+        ) from error
 
 
 def _circumstances(

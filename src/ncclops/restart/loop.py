@@ -381,8 +381,14 @@ class RestartLoop:
     def _end_iteration(self, caught: BaseException) -> Finished | Failed:
         """The function was left with ``caught``: judge that, and wait for the abort."""
         self._leave_function(caught)
+        self._page.touch()
+        self._page.watch = Watch.HARD  # code of the exception's class runs, such as __str__
         self.session.note_function_left(caught)
-        return self._await_abort(self._judge(caught))
+        failed = self._judge(caught)
+        self._page.watch = Watch.NONE
+        if failed.fault is not None:
+            self.session.ledger.record_fault(self._state.iteration, failed.fault)
+        return self._await_abort(failed)
 
     def restart_inside(self, caught: BaseException, torch_state: TorchState) -> None:
         """The way to the next iteration, from within the function; the thread is not armed.
@@ -423,7 +429,6 @@ class RestartLoop:
         if interrupted and not gone and follows_from_abort(error):
             return Failed()
         self._causes.note(error)
-        self.session.ledger.record_fault(state.iteration, fault)
         # What is raised after the abort cannot be distinguished from what the abort causes: it is
         # recorded, and the rank is not blamed for it.
         return Failed(fault, error if gone or not interrupted else None)
@@ -534,7 +539,15 @@ class RestartLoop:
                 place("restart_health_check")
                 self._check_health(self._restart_health_check)
             if operations_are_open():
-                raise self._operations_stay_open()
+                raise self._beyond_restarts(
+                    "left the script in the middle of a group of NCCL's operations"
+                    " (batch_isend_irecv), which only the end of its process ends"
+                )
+            if self.session.interrupter.is_deaf:
+                raise self._beyond_restarts(
+                    "could not start a thread, after which this version of Python cannot interrupt"
+                    " its main thread any more"
+                )
         except BaseException as error:  # noqa: BLE001 - with any of them this rank cannot go on
             # One that decides not to go on did not end the iteration.
             decided = isinstance(error, RestartAbort)
@@ -542,11 +555,8 @@ class RestartLoop:
         finally:
             self._page.watch = Watch.NONE
 
-    def _operations_stay_open(self) -> RestartAbort:
-        reason = (
-            f"rank {self._state.initial_rank} left the script in the middle of a group of NCCL's"
-            " operations (batch_isend_irecv), which only the end of its process ends"
-        )
+    def _beyond_restarts(self, why: str) -> RestartAbort:
+        reason = f"rank {self._state.initial_rank} {why}"
         escalation = Escalation("respawn", reason, passing=True)
         return RestartAbort(f"escalation to respawn: {reason}", escalation=escalation)
 

@@ -58,6 +58,8 @@ _STILL_FOR_S = 3.0
 # In all, for ``__enter__`` and ``__exit__``: they take microseconds, but for those that wait.
 _BRIEFLY_S = 0.1
 _STATUS = Path("/proc/self/status")
+# What is raised in the thread that runs arrives after microseconds.
+_ARRIVES_WITHIN_S = 1.0
 # A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
@@ -80,6 +82,10 @@ class Interrupter:
         self._longest_pause_s = max(longest_pause_s, _FIRST_PAUSE_S)
         self._patience_s = patience_s  # with clean-up, before it is interrupted as well
         self.armed = False
+        # Nothing that is raised in the main thread arrives: Python up to 3.11 keeps the state of
+        # each thread that could not be started, under the number of the thread that tried to, and
+        # raises it there.
+        self.is_deaf = False
         self._raising = False
         self._one_at_a_time = threading.Lock()
         self._outermost: CodeType | None = None  # that has called the function
@@ -126,11 +132,13 @@ class Interrupter:
             # In the place of what is pending, and at once. Merely taking that back would leave
             # Python (3.11, at least) looking for an exception after each call from then on: it is
             # slower by a fifth, and code that is traced or profiled does not get on at all.
-            set_async_exc(self._thread_id, _Settled)
-            while True:
-                pass
+            ends_at = time.monotonic() + _ARRIVES_WITHIN_S
+            while time.monotonic() < ends_at:
+                set_async_exc(self._thread_id, _Settled)
         except _Settled:
             return
+        clear_async_exc(self._thread_id, None)
+        self.is_deaf = True
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
