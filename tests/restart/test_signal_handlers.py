@@ -52,6 +52,28 @@ def test_what_a_program_has_put_in_the_place_of_signal_signal_is_not_asked(
         plain(signal.SIGALRM, before)
 
 
+def test_nor_is_what_it_has_put_in_the_place_of_signal_getsignal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may raise each time, and to look again is for handlers that raise."""
+    before, handler_of = signal.signal(signal.SIGALRM, fail), signal.getsignal
+    asked = list[int]()
+
+    def refuse(number: int) -> object:
+        asked.append(number)
+        if len(asked) > 3:
+            return None
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(signal, "getsignal", refuse)
+    try:
+        contain_handlers()
+        release_handlers()
+        assert (asked, handler_of(signal.SIGALRM)) == ([], fail)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_one_that_asks_for_a_section_without_restarts_while_one_is_under_way_is_ignored() -> None:
     """Between two iterations: what it raises would end the rank."""
 

@@ -17,8 +17,8 @@ from typing import Any
 from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.raised import summarise
 
-# Not as a script, or what runs it, may replace it: what is contained is the handler as it was set.
-_set_handler = signal.signal
+# Not as a script, or what runs it, may replace them: the handler is contained as it was set.
+_set_handler, _handler_of = signal.signal, signal.getsignal
 
 log = logging.getLogger("ncclops.restart")
 
@@ -38,7 +38,7 @@ def contain_handlers() -> None:
 
 def _contain_handlers() -> None:
     for number in signal.valid_signals():
-        handler = signal.getsignal(number)
+        handler = _handler_of(number)
         if callable(handler) and not isinstance(handler, _Contained):
             _set_handler(number, _Contained(handler))
 
@@ -46,7 +46,7 @@ def _contain_handlers() -> None:
 def release_handlers() -> None:
     """Undo ``contain_handlers``, but for handlers that were set since."""
     for number in signal.valid_signals():
-        handler = signal.getsignal(number)
+        handler = _handler_of(number)
         if isinstance(handler, _Contained):
             _set_handler(number, handler.handler)
 
