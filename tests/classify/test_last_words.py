@@ -52,6 +52,37 @@ def test_other_lines_stay_unknown(line: str) -> None:
     assert len(report.candidates) == 3 and report.evidence == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO 07-03 10:00:00 gangway.py:7] 8 crews are aboard\n",
+        "[10:00:00] [WARNING] gangway: the manifest has no date\nI0102 10:00:00 7 gangway.cc:7] off\n",
+        "saving checkpoint at iteration 100 to /ckpt\n",
+        "Normal  Scheduled  5m  default-scheduler  Successfully assigned gangway-0 to n1\n",
+        "monitor: GPU relative performance:\n  Rank=0 Node=n1 Score=0.95\n",
+    ],
+)
+def test_programs_that_tell_what_they_do_and_of_no_failure_are_at_work(text: str) -> None:
+    verdict = classify(text).verdict
+    assert (verdict.class_, verdict.signature, verdict.confidence) == ("no-failure-seen", None, 0.6)
+    assert verdict.retry_policy == "none" and "no line says that it failed" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gangway ERROR: zzyzx plugh",
+        "[WARNING] gangway: the crew failed with code 3",  # a warning may say anything
+        "gangway INFO the lock is stuck",
+        "n1:1:2 [0] zzyzx.cc:7 NCCL WARN zzyzx plugh",  # how NCCL says what failed
+        "n1:1:2 [0] zzyzx.cu:7 WARN zzyzx plugh",  # the same in NCCL 2.3
+    ],
+)
+def test_a_line_of_trouble_among_information_is_not_at_work(line: str) -> None:
+    verdict = classify(f"INFO 07-03 10:00:00 gangway.py:7] 8 crews are aboard\n{line}\n").verdict
+    assert verdict.class_ != "no-failure-seen"
+
+
 def test_the_line_of_several_logs_keeps_its_log_and_rank() -> None:
     scanner = Scanner(LOADED)
     scanner.feed(0, "ranks/0/stderr.log", STARTS)

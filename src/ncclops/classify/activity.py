@@ -115,6 +115,8 @@ _END: _Signs = (
         rb"(?:training (?:is |has )?(?:complete|finished|done)(?!d? \w+ing\b|: ?(?:false|none|0)\b)"
         rb"|finished training|end of training(?! is\b)))",
     ),
+    # Megatron's, where its time or its steps are used up.
+    ((b"exiting program a",), rb"exiting program (?:after [\d.]+ minutes|at iteration [1-9])"),
     ((b"trainoutput(",), rb"\bTrainOutput\(global_step=[1-9]"),
     ((b"trial ",), rb"(?i:trial \S+ completed after)"),
     # All workers of an agent of torchrun's have exited with 0.

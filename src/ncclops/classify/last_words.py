@@ -75,6 +75,28 @@ _IS_QUIET = re.compile(
 )
 
 
+# What says that a program is at work, where no line says that something failed: a logger's
+# information and warnings, and what trainers, servers and schedulers print as they start and save.
+_AT_WORK = re.compile(
+    r"(?:^|[\s\[(|*:<])(?<!NCCL )(?:INFO|WARN(?:ING)?|NeMo [IW])(?=[\s\])|*:>]|$)|\[[IW]\]"
+    r"|(?:^|\s)[IW]\d{4} \d\d:|level=(?:info|warn)"
+    r"|[Ss]tart(?:ed|ing)? (?:trainer|(?:to )?train(?:ing)?\b)|\bRunning training\b"
+    r"|^\s*(?:Num (?:examples|[Ee]pochs)|Num processes|Process index) ?[:=] ?\d"
+    r"|trainable params: \d"
+    r"|\busing world size: \d|^ ?> (?:initializ|building|setting|finished|padded|learning rate)"
+    r"|\b(?:sav(?:ing|ed)|load(?:ing|ed)) (?:checkpoint|model weights) (?:at|from|to)\b"
+    r"|`Trainer\.fit` stopped: |\bTracking run with wandb|\bCreated device /job:"
+    r"|Started a local Ray instance|\bStarted server process\b|has been allocated resources"
+    r"|^\s*Normal +(?:Scheduled|Pull(?:ing|ed)|Created|Started)\b|\| READY +\|"
+    r"|\bGPU (?:relative|individual) performance:|Node=\S+ Score=(?:0\.[7-9]|1\.)"
+)
+# A warning of NCCL's is how it says what failed, whatever its words; and these speak of trouble.
+_TROUBLES = re.compile(
+    r"\bNCCL WARN\b|\.(?:cc|cu|h)[: ]\d+ WARN\b"
+    r"|\b(?:[Ee]rror|[Ee]xception|dead|lost|hangs?|hung|stuck)\b"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A class, how sure of it, and the line that speaks most for it with the words that do.
@@ -109,6 +131,17 @@ def guess(tails: Iterable[str], is_harmless: Callable[[str], bool]) -> Guess | N
     speaks = _speaking_for(class_)
     number, back, line = max(read, key=lambda item: sum(map(speaks, words_of(item[2]))))
     return Guess(class_, _CONFIDENCE, number, back, line, _telling(words_of(line), class_))
+
+
+def are_at_work(tails: Iterable[str], is_harmless: Callable[[str], bool]) -> bool:
+    """Whether logs that end in ``tails`` show programs at work and not a line of a failure."""
+    lines = [
+        line
+        for tail in islice(tails, _MOST_LOGS)
+        for line in tail.removesuffix("\n").split("\n")[-_LAST_LINES:]
+    ]
+    fails = (line for line in lines if _FAILS.search(line[-_CHARS:]) or _TROUBLES.search(line))
+    return any(map(_AT_WORK.search, lines)) and all(map(is_harmless, fails))
 
 
 def of_exception(line: str) -> Guess | None:

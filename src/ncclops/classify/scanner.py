@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from ncclops.classify import line_ranks, stamps
 from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, Progress, read_marks
@@ -38,7 +39,7 @@ from ncclops.classify.matched_lines import (
 from ncclops.classify.model import EXITS, HANGS, Evidence, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
-from ncclops.classify.verdicts import verdict_by_words
+from ncclops.classify.verdicts import ANY_WARNING, shows_nothing, verdict_at_work, verdict_by_words
 from ncclops.process_ends import describe_exit
 
 # How far back a line without a time looks for one.
@@ -214,20 +215,26 @@ class Scanner:
         seconds = time.monotonic() - self._began
         return Stats(len(self._sources), lines, self._bytes, seconds)
 
-    def _is_harmless(self, line: str) -> bool:
+    def _is_harmless(self, line: str, besides: str = "") -> bool:
         return any(
-            signature.role == "benign" and not signature.id.startswith("context-")
+            signature.role == "benign"
+            and signature.id != besides
+            and not signature.id.startswith("context-")
             for signature in self._signatures.match_line(line)
         )
 
     def _by_words(self, report: Report) -> Report:
         """The report on a failure that no signature knows, by the words of its lines."""
-        from ncclops.classify.last_words import BY_WORDS, guess  # most failures are explained
+        # Most failures are explained.
+        from ncclops.classify.last_words import BY_WORDS, are_at_work, guess
 
         sources = list(self._sources.values())
         tails = [_last_part(source) for source in sources]
         found = guess(tails, self._is_harmless)
         if found is None:
+            known = partial(self._is_harmless, besides=ANY_WARNING)
+            if shows_nothing(report.verdict) and are_at_work(tails, known):
+                return replace(report, verdict=verdict_at_work())
             return replace(report, candidates=likeliest(tails))
         source = sources[found.source]
         unfinished, line = source.cutter.pending()

@@ -30,8 +30,9 @@ _NCCL_TRACE, _ERROR_LINE = "context-nccl-trace", "context-error-line"
 _FACTS = ("context-", "ncclops-")
 _NCCL_VERSION = "context-nccl-version"
 _XIDS = "xid-"
+_NOTHING_SHOWN = "no known failure and no sign of a running job"
 # A line that calls itself a warning may say anything: it shows no more than that.
-_ANY_WARNING = "benign-caught-warning"
+ANY_WARNING = "benign-caught-warning"
 _LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
 _MANY_LINES = 12
 
@@ -237,12 +238,22 @@ def verdict_without_failure(seen: Observations) -> Classification:
     if _ERROR_LINE in unanswered:
         return unknown_failure
     begun = any(life.begun for life in lives)
-    if any(hit.signature.id != _ANY_WARNING for hit in harmless_warnings(seen)):
+    if any(hit.signature.id != ANY_WARNING for hit in harmless_warnings(seen)):
         life = "the job began to start" if begun else "there is no sign of a running job"
         return _nothing_failed(0.6, f"{life}, and there are only harmless warnings", BENIGN)
     if begun:
         return _nothing_failed(0.6, "the job began to start, and there the log ends")
-    return _unknown("no known failure and no sign of a running job")
+    return _unknown(_NOTHING_SHOWN)
+
+
+def shows_nothing(verdict: Classification) -> bool:
+    """Whether it is unknown because neither a failure nor a sign that the job ran was seen."""
+    return verdict.class_ == "unknown" and verdict.summary == _NOTHING_SHOWN
+
+
+def verdict_at_work() -> Classification:
+    """Of logs in which programs tell what they do, and of nothing that it failed."""
+    return _nothing_failed(0.6, "programs tell what they do, and no line says that it failed")
 
 
 def harmless_warnings(seen: Observations) -> list[Hit]:
