@@ -60,6 +60,9 @@ def test_other_lines_stay_unknown(line: str) -> None:
         "saving checkpoint at iteration 100 to /ckpt\n",
         "Normal  Scheduled  5m  default-scheduler  Successfully assigned gangway-0 to n1\n",
         "monitor: GPU relative performance:\n  Rank=0 Node=n1 Score=0.95\n",
+        "=> creating model 'gangway50'\n",
+        "| N/A   33C    P0    55W / 300W |     35MiB / 81920MiB |      0%      Default |\n",
+        "196,220,948 total parameters\n",
     ],
 )
 def test_programs_that_tell_what_they_do_and_of_no_failure_are_at_work(text: str) -> None:
@@ -74,6 +77,8 @@ def test_programs_that_tell_what_they_do_and_of_no_failure_are_at_work(text: str
         "gangway ERROR: zzyzx plugh",
         "[WARNING] gangway: the crew failed with code 3",  # a warning may say anything
         "gangway INFO the lock is stuck",
+        "WARNING: the hull is damaged",
+        "gangway WARN the crew of 3 is evicted",
         "n1:1:2 [0] zzyzx.cc:7 NCCL WARN zzyzx plugh",  # how NCCL says what failed
         "n1:1:2 [0] zzyzx.cu:7 WARN zzyzx plugh",  # the same in NCCL 2.3
     ],

@@ -89,11 +89,21 @@ _AT_WORK = re.compile(
     r"|Started a local Ray instance|\bStarted server process\b|has been allocated resources"
     r"|^\s*Normal +(?:Scheduled|Pull(?:ing|ed)|Created|Started)\b|\| READY +\|"
     r"|\bGPU (?:relative|individual) performance:|Node=\S+ Score=(?:0\.[7-9]|1\.)"
+    r"|\| +\d+MiB / +\d+MiB \||\bcreating index\.\.\.|\bloading annotations into memory"
+    r"|(?i:^\W*(?:creating|building|loading|compiling) (?:the )?"
+    r"(?:model|optimizer|data\w*|tokenizer)\b)"
+    r"|\bUse GPU: \d+ for training|already downloaded and verified|^\W*Resum(?:ing|ed) from \S"
+    r"|\bSyncing run \S|\bRANK and WORLD_SIZE in environ"
+    r"|(?i:\b(?:total|trainable|number of|num\. model) param(?:eter)?s\b)|\d param(?:eter)?s\b"
 )
 # A warning of NCCL's is how it says what failed, whatever its words; and these speak of trouble.
 _TROUBLES = re.compile(
     r"\bNCCL WARN\b|\.(?:cc|cu|h)[: ]\d+ WARN\b"
     r"|\b(?:[Ee]rror|[Ee]xception|dead|lost|hangs?|hung|stuck)\b"
+    r"|\b(?i:corrupt\w*|degraded|unhealthy|broken|damaged|overheat\w*|throttl\w*|disconnect\w*"
+    r"|unresponsive|not respond\w*|stall\w*|slow(?:er|ly)?|out of (?:memory|space)|overflow"
+    r"|preempt\w*|evict\w*|drain\w*|imminent|interrupt\w*|cancel\w*|kill\w*|straggl\w*"
+    r"|shut(?:ting)? ?down|reboot\w*|bad|leak\w*|no space|not ready|ERR!)\b"
 )
 
 
