@@ -56,7 +56,7 @@ def test_other_lines_stay_unknown(line: str) -> None:
     "text",
     [
         "INFO 07-03 10:00:00 gangway.py:7] 8 crews are aboard\n",
-        "[10:00:00] [WARNING] gangway: the manifest has no date\nI0102 10:00:00 7 gangway.cc:7] off\n",
+        "[10:00:00] [WARNING] gangway: no date\nI0102 10:00:00 7 gangway.cc:7] off\n",
         "saving checkpoint at iteration 100 to /ckpt\n",
         "Normal  Scheduled  5m  default-scheduler  Successfully assigned gangway-0 to n1\n",
         "monitor: GPU relative performance:\n  Rank=0 Node=n1 Score=0.95\n",
