@@ -30,10 +30,10 @@ from ncclops.errors import UsageError
 from ncclops.receipts.observation import Kind, Observation, RateUnit, Where
 
 _DIRECTORY = Path(__file__).parent / "trainers"
-# Two more than observations have. failed: an end marker before it is none; noise: the line that
-# follows is no failure.
-LineKind = Literal[Kind, "failed", "noise"]
-_KINDS = ("begun", "warmup", "step", "memory", "end", "failed", "noise")
+# Three more than observations have. failed: an end marker before it is none; noise: the line that
+# follows is no failure; table: it names columns, and rows with steps follow.
+LineKind = Literal[Kind, "failed", "noise", "table"]
+_KINDS = ("begun", "warmup", "step", "memory", "end", "failed", "noise", "table")
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _SECONDS |= dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0)
 _GIB = {"GiB": 1.0, "MiB": 2.0**-10, "GB": 1e9 / 2**30, "MB": 1e6 / 2**30}
@@ -79,12 +79,16 @@ class Pattern:
             return None
         values: Values = {}
         _take(found, values)
-        for regex in self.values:
-            if _adds(regex, values) and (more := regex.search(text)):
-                _take(more, values)
+        self.complete(values, text)
         counted = ("step", "epoch", "total") if "epoch" in values else ("step",)
         is_counted = all(_is_integer(values[name][0]) for name in counted if name in values)
         return values if is_counted else None
+
+    def complete(self, values: Values, text: str) -> None:
+        """Add to ``values`` what else ``text`` tells."""
+        for regex in self.values:
+            if _adds(regex, values) and (more := regex.search(text)):
+                _take(more, values)
 
 
 @dataclass(frozen=True, kw_only=True)
