@@ -10,9 +10,11 @@ import pytest
 from ncclops.agent.verdict_report import (
     clock_offset,
     first_failure,
+    judge_receipt,
     measure_goodput,
     print_verdict,
 )
+from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.verdict_record import (
     VERDICT,
@@ -147,3 +149,15 @@ def test_a_run_of_too_few_steps_is_told_by_their_number(
     print_verdict(verdict, run, as_json=False)
     told = "ncclops: receipt: rumour: three-steps: 0 of the 3 steps; step-0-contaminated\n"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failure", "healthy"), [(None, True), ("rank 0 raised", False)])
+def test_a_run_that_failed_behind_its_end_marker_is_not_healthy(
+    tmp_path: Path, failure: str | None, healthy: bool
+) -> None:
+    log = tmp_path / "ranks" / "0" / "stdout.log"
+    printed = PrintedReceipts(tmp_path, lambda rank, seen: None)
+    printed.follow({log: 0})
+    steps = "".join(f"step {step} loss 2.3\n" for step in range(9))
+    printed.feed(log, f"{steps}Peak memory: 3 GiB\nTraining finished\n".encode())
+    assert judge_receipt(tmp_path, printed, failure).healthy is healthy

@@ -44,7 +44,11 @@ SINGLE_NODE_UNSETS = (
 # By the catalogue's scope, or by the family of a name that it does not have.
 OF_A_FABRIC = (
     "NCCL_ENV_PLUGIN",
+    "NCCL_GIN_PLUGIN",
+    "NCCL_RMA_PLUGIN",
+    "NCCL_SOCKET_FAMILY",
     "NCCL_TUNER_PLUGIN",
+    "TP_SOCKET_IFNAME",
     "NCCL_IB_HCA",
     "NCCL_IB_GID_INDEX",
     "NCCL_IB_SL",
@@ -165,6 +169,8 @@ def test_only_vendor_network_directories_are_scrubbed(entry: str, scrubbed: bool
         (["libnccl-tuner.so"], True),
         (["libnccl-profiler-inspector.so"], True),
         (["libnccl-env-gcp.so"], True),
+        (["libnccl-gin.so"], True),
+        (["libnccl-rma-site.so"], True),
         (["libfabric.so.1"], False),
         (["libnccl.so.2"], False),
         # What an installer has put beside the driver, or into an environment's own directory.

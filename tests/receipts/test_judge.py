@@ -369,4 +369,8 @@ def test_a_run_that_failed_before_its_first_step_says_how(tmp_path: Path) -> Non
     assert receipt.meaning == "the job failed before its first step: why"
     assert receipt.to_json()["failure"] == "why"
     log.write_text(PLAYBOOK)
-    assert judge(load(tmp_path)).to_json()["failure"] is None
+    receipt = judge(load(tmp_path))
+    assert receipt.to_json()["failure"] is None
+    # It has printed its end marker, and failed behind it.
+    assert receipt.verdict == "incomplete"
+    assert receipt.rules[-1].note == "the job failed: why"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from ncclops.receipts.judge import Receipt, judge
 from ncclops.receipts.log_scan import LogScan
+from ncclops.receipts.sources import load
 
 END = ("Peak memory: 3 GiB", "Training complete")
 FAILED = ("Traceback (most recent call last):", "RuntimeError: CUDA error")
@@ -118,3 +120,98 @@ def test_what_is_no_training(line: str) -> None:
 def test_a_bar_of_any_script_does_not_hide_the_steps_in_its_words() -> None:
     bars = [f" 10%|#   | {step}/99 [00:01<00:09] step {step} loss 2.3" for step in range(50)]
     assert receipt_of([*bars, *END]).facts.steps == 50
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "E0529 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) rank: 0",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.",
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-03-01 DUE TO TIME LIMIT ***",
+        "Bus error (core dumped)",
+        "run.sh: line 12: 12345 Killed                  python train.py",
+        "Fatal Python error: Aborted",
+        "terminate called after throwing an instance of 'c10::Error'",
+        "[n1:12345] *** Process received signal ***",
+        "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed).",
+        "a non-zero exit code. Per user-direction, the job has been aborted.",
+        "[ERROR] [launch.py:321:sigkill_handler] ['python', 'a.py'] exits with return code = 1",
+        "subprocess.CalledProcessError: Command 'a' returned non-zero exit status 1.",
+        "[Rank 3] To avoid data inconsistency, we are taking the entire process down.",
+    ],
+)
+def test_what_launchers_and_libraries_say_of_a_failure_takes_back_the_end(after: str) -> None:
+    assert receipt_of([*STEPS, "Training finished", after]).verdict == "incomplete"
+
+
+def lone_log(tmp_path: Path, *lines: str) -> Receipt:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{line}\n" for line in lines))
+    return judge(load(log))
+
+
+def test_an_end_close_behind_a_failure_may_be_older(tmp_path: Path) -> None:
+    receipt = lone_log(tmp_path, *FAILED, *STEPS, "Training finished")
+    assert receipt.verdict == "incomplete"
+    assert receipt.rules[-1].evidence == receipt.facts.unproven
+    assert receipt.facts.unproven is not None
+    assert receipt.facts.unproven.line == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*FAILED, *STEPS, *["NCCL INFO Channel 00"] * 500, "Training finished"),
+        (*FAILED, *STEPS, *["step 200 loss 2.3"] * 500, "Training finished"),
+        (*STEPS, *FAILED, *STEPS, "Training finished"),
+        ("Exception in thread Thread-2:", *FAILED, *STEPS, "Training finished"),
+    ],
+)
+def test_an_end_that_is_newer_than_the_failure(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    assert lone_log(tmp_path, *lines).verdict == "healthy"
+
+
+TABLES = {
+    "tabs": ("step\tloss", "{step}\t8.46"),
+    "blanks": ("Step   Training_Loss   lr", " {step}   8.46   1e-4"),
+    "bars": ("| step | epoch | loss |", "| {step} | 1 | nan |"),
+    "commas": ("global_step,lr,train_loss", "{step},1e-4,2.31e+00"),
+    "rates": ("Step\tImg/sec\ttotal_loss", "{step}\timages/sec: 204.8 +/- 0.0\t9.111"),
+}
+
+
+@pytest.mark.parametrize(("head", "row"), TABLES.values(), ids=TABLES)
+def test_steps_in_a_table(head: str, row: str) -> None:
+    lines = [head]
+    for step in range(10, 101, 10):
+        lines += [row.format(step=step), "NCCL INFO Channel 00", "1 2 3 4 5 6 7", "saved"]
+    receipt = receipt_of([*lines, *END])
+    assert receipt.verdict == "healthy"
+    assert receipt.facts.steps == 10
+    assert receipt.steady_rate == (204.8 if "Img" in head else None)
+
+
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("step\tval_loss", "{step}\t8.46"),
+        ("epoch  train_loss  valid_loss", "{step}  0.1  0.2"),
+        ("the loss of each step", "{step} 0.1"),
+        ("step,loss", "{step},8.46,7"),
+        ("step,loss", "{step},unknown"),
+    ],
+)
+def test_what_is_no_table_of_steps(head: str, row: str) -> None:
+    assert receipt_of([head, *(row.format(step=n) for n in range(9)), *END]).facts.steps == 0
+
+
+def test_a_second_line_with_the_time_of_a_step_gives_the_rate() -> None:
+    lines = [
+        line
+        for step in range(5)
+        for line in (
+            f"Epoch 1/500, Step {step}/1516, loss: 10.0633",
+            f"Epoch 1/500, Step {step}/1516, step time: 100.0 ms",
+        )
+    ]
+    assert receipt_of([*lines, *END]).steady_rate == 10.0

@@ -208,7 +208,9 @@ class _Agent:
             attempts=last.number + 1,
             endings=last.team.endings(),
             decision=decision,
-            receipt=await self._judge_receipt(),
+            receipt=await self._judge_receipt(
+                decision.reason if decision.outcome == "failed" else None
+            ),
             goodput=await self._aside(
                 "measuring goodput",
                 partial(verdict_report.measure_goodput, self._run, self._clock_offset),
@@ -482,9 +484,9 @@ class _Agent:
         look = partial(verdict_report.first_failure, self._run, endings, attempt.number, raised)
         return await self._aside("reading what failed", look)
 
-    async def _judge_receipt(self) -> JudgedReceipt | None:
+    async def _judge_receipt(self, failure: str | None = None) -> JudgedReceipt | None:
         """The receipt; None where it cannot be judged, by a mistake of ours."""
-        look = partial(verdict_report.judge_receipt, self._run.path, self._printed)
+        look = partial(verdict_report.judge_receipt, self._run.path, self._printed, failure)
         return await self._aside("judging the receipt", look)
 
     def _stops(self) -> dict[str, Any]:

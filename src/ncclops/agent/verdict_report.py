@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -64,15 +65,15 @@ def first_failure(
     )
 
 
-def judge_receipt(run: Path, printed: PrintedReceipts) -> JudgedReceipt:
-    """The liveness contract applied to the run.
+def judge_receipt(run: Path, printed: PrintedReceipts, failure: str | None = None) -> JudgedReceipt:
+    """The liveness contract applied to the run, which has failed with ``failure`` if it has.
 
     From what the output has shown while it was written, and the ranks' own records.
     """
     from ncclops.receipts import judge, sources
 
     facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
-    return judge.judge(facts).to_record()
+    return judge.judge(replace(facts, failure=failure)).to_record()
 
 
 def clock_offset() -> float:

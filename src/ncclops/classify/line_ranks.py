@@ -28,7 +28,10 @@ _SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d{1,9}) \(local_rank: \d+\
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)/")
 # A log a node of so many nodes, named for ranks, is rarer than a log a rank.
 _MANY_FILES = 8
-_FILE_RANK = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_FILE_RANK = re.compile(
+    r"rank[-_.]?(\d+)|(?<![a-z0-9])(?:process|proc|task)[-_.]?(\d+)(?!\d)|^r(\d+)(?=\.|$)",
+    re.IGNORECASE,
+)
 
 
 def rank_of_line(line: str) -> int | None:
@@ -64,13 +67,14 @@ def rank_of_path(path: PurePath) -> int | None:
     """The rank a log file belongs to, by the layouts of run directories and of torchrun.
 
     ``ranks/<rank>/stdout.log`` is ours, ``…/attempt_0/<local rank>/stderr.log`` is torchrun's
-    (on one node the local rank is the rank), ``rank_3.log`` is common.
+    (on one node the local rank is the rank), ``rank_3.log`` is common, and so are ``task_3.out``,
+    ``process3.log`` and ``r3.log``.
     """
     parent, grandparent = path.parent.name, path.parent.parent.name
     if parent.isdecimal() and (grandparent == "ranks" or grandparent.startswith("attempt_")):
         return int(parent)
     found = _FILE_RANK.search(path.name) or _FILE_RANK.fullmatch(parent)
-    return int(found[1]) if found else None
+    return int(found[found.lastindex or 1]) if found else None
 
 
 def files_are_ranks(

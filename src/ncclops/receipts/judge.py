@@ -170,6 +170,12 @@ def _peak_memory(facts: Facts) -> Rule:
 
 
 def _end_marker(facts: Facts) -> Rule:
+    if facts.failure is not None:
+        note = f"the job failed: {facts.failure}"
+        return Rule("end-marker", False, facts.end or facts.last, note)
     if facts.end is not None:
         return Rule("end-marker", True, facts.end, "ended cleanly")
+    if facts.unproven is not None:
+        note = "an end marker follows this at once: of buffered output it may be the older one"
+        return Rule("end-marker", False, facts.unproven, note)
     return Rule("end-marker", False, facts.last, "no end marker; this is the last step")

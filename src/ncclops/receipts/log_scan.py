@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ncclops.receipts.log_formats import (
     Form,
+    LineKind,
     Pattern,
     Values,
     epoch_of,
@@ -16,6 +17,7 @@ from ncclops.receipts.log_formats import (
 )
 from ncclops.receipts.observation import LONGEST_EVIDENCE, Observation, Where
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, fill_gaps
+from ncclops.receipts.tables import Table, may_be_row, table_under
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # torchrun's and the trainers' own ways to say which rank a line is from; srun -l has the task's.
@@ -25,8 +27,13 @@ _LONGEST_LINE = 2000
 # Ranks that lines name, for each form: each costs a kilobyte or two, and a script may print any.
 _MOST_STREAMS = 100_000
 _MOST_EPOCHS = 10_000
+# What Python holds back of the output to a file, and writes when it ends.
+_BUFFERED_BYTES = 8192
 
 _Stream = tuple[str, int | None]  # a form and a rank
+
+# Kinds for which another one's steps make a fallback needless, too.
+_STANDS_FOR: dict[LineKind, LineKind] = {"table": "step"}
 
 _Patterns = list[tuple[Form, Pattern]]
 
@@ -36,7 +43,8 @@ class LogScan:
 
     ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before
     ``forms``, by default those of the package. Of ranks that lines name, ``most_streams`` count, a
-    rank for each form.
+    rank for each form. ``buffered``: output and errors went to one file, so that what stands close
+    behind a failure may have been printed before it.
     """
 
     def __init__(
@@ -46,18 +54,27 @@ class LogScan:
         extra_forms: Sequence[Form] = (),
         forms: Sequence[Form] | None = None,
         most_streams: int = _MOST_STREAMS,
+        buffered: bool = False,
     ) -> None:
         self._file = file
+        self._buffered = buffered
         self._most_streams = most_streams
         self._lines = 0
         self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
         self._patterns = [(form, each) for form in self._forms for each in form.patterns]
+        self._contained = {literal for _, each in self._patterns for literal in each.contained}
         self._literals = _literals(self._patterns)
+        # In a line one search for all of them is quicker than one for each, in a block it is not.
+        self._quick = re.compile(b"|".join(map(re.escape, self._literals)))
         self._tallies: dict[_Stream, Tally] = {}
         self._totals: dict[_Stream, str | None] = {}
         self._epochs: dict[_Stream, _Epochs] = {}
         self._ended: dict[int | None, set[Tally]] = {}  # by rank; those that may have an end marker
         self._noise = -1  # the last line after which a traceback is harmless
+        self._bytes = 0
+        self._failed: tuple[int, Where] | None = None  # the last failure, and the bytes up to it
+        self._unproven: Where | None = None
+        self._table: tuple[Form, Pattern, Table] | None = None  # the last one that has begun
         self._warmup: Observation | None = None
 
     def feed(self, line: bytes | str, *, ends: bool = True) -> list[Observation]:
@@ -67,7 +84,7 @@ class LogScan:
         ``ends`` is False for a part of a line that goes on, such as one such drawing.
         """
         raw = line.encode(errors="replace") if isinstance(line, str) else line
-        return self._feed_line(raw, ends, self._patterns, self._literals)
+        return self._feed_line(raw, ends, self._patterns)
 
     def feed_block(self, block: bytes) -> list[Observation]:
         """Take many lines, and drawings of bars, each with its end; as ``feed`` of each.
@@ -76,28 +93,28 @@ class LogScan:
         are not asked for each line.
         """
         lowered = block.lower()
+        if self._table is None and not any(literal in lowered for literal in self._literals):
+            self._lines += block.count(b"\n")
+            self._bytes += len(block)
+            return []
+        # Forms share many of their literals: each is looked for once.
+        missing = {literal for literal in self._contained if literal not in lowered}
         patterns = [
             (form, pattern)
             for form, pattern in self._patterns
-            if any(literal in lowered for literal in pattern.contained)
+            if not missing.issuperset(pattern.contained)
         ]
-        if not patterns:
-            self._lines += block.count(b"\n")
-            return []
-        literals = _literals(patterns)
         return [
             seen
             for line in block.splitlines(keepends=True)
-            for seen in self._feed_line(line, line.endswith(b"\n"), patterns, literals)
+            for seen in self._feed_line(line, line.endswith(b"\n"), patterns)
         ]
 
-    def _feed_line(
-        self, raw: bytes, ends: bool, patterns: _Patterns, literals: tuple[bytes, ...]
-    ) -> list[Observation]:
+    def _feed_line(self, raw: bytes, ends: bool, patterns: _Patterns) -> list[Observation]:
         number = self._lines + 1
         self._lines += ends
-        lowered = raw.lower()
-        if not any(literal in lowered for literal in literals):
+        self._bytes += len(raw)
+        if self._quick.search(raw.lower()) is None and (self._table is None or not may_be_row(raw)):
             return []
         text = raw.decode(errors="replace")
         if "\x1b" in text:
@@ -118,7 +135,8 @@ class LogScan:
         ]
         # Stable: of formats that match equally much, the one that is asked first.
         views.sort(key=lambda view: (view[1].steps == 0, view[0].fallback, -view[1].steps))
-        return fill_gaps(replace(facts, says_warmup=form.says_warmup) for form, facts in views)
+        facts = fill_gaps(replace(facts, says_warmup=form.says_warmup) for form, facts in views)
+        return replace(facts, unproven=self._unproven)
 
     def _facts_of(self, form: Form) -> list[Facts]:
         return [tally.facts for (name, _), tally in self._tallies.items() if name == form.name]
@@ -132,10 +150,14 @@ class LogScan:
         seen: dict[str, Observation] = {}
         matched: set[tuple[str, str]] = set()
         settled: set[str] = set()  # kinds for which no fallback is needed
+        if self._table is not None and (row := self._table[2].row(body)) is not None:
+            form, pattern, _ = self._table
+            pattern.complete(row, body)
+            return self._observe(form, pattern, rank, row, where)
         for form, pattern in patterns:
-            if (form.name, pattern.kind) in matched:
+            if form.fallback and settled and _STANDS_FOR.get(pattern.kind, pattern.kind) in settled:
                 continue
-            if form.fallback and pattern.kind in settled:
+            if (form.name, pattern.kind) in matched:
                 continue
             values = pattern.match(body, lowered)
             if values is None or (pattern.continues and not self._has_begun(form, rank)):
@@ -146,7 +168,12 @@ class LogScan:
                 continue
             if pattern.kind == "failed":
                 if number != self._noise + 1:
+                    self._failed = (self._bytes, where)
                     self._take_back_ends(list(self._ended))
+                continue
+            if pattern.kind == "table":
+                if (table := table_under(body)) is not None:
+                    self._table = (form, replace(pattern, kind="step"), table)
                 continue
             for observation in self._observe(form, pattern, rank, values, where):
                 if not form.fallback and self._counts(form, rank):
@@ -197,12 +224,24 @@ class LogScan:
             return
         tally, rank = self._tallies[stream], stream[1]
         if seen.kind == "end":
+            if self._may_be_older():
+                self._unproven = self._failed[1] if self._failed else None
+                return
+            self._unproven = None
             self._ended.setdefault(rank, set()).add(tally)
         before = tally.last_step
+        if seen.step is not None and before is not None and seen.step < before:
+            self._failed = None  # another start
         tally.add(seen)
         # Bars draw their last step again after the end.
         if rank in self._ended and tally.last_step != before and self._counts(form, rank):
             self._take_back_ends([rank])
+
+    def _may_be_older(self) -> bool:
+        """Whether the last line may have been printed before the last failure."""
+        if not self._buffered or self._failed is None:
+            return False
+        return self._bytes - self._failed[0] <= _BUFFERED_BYTES
 
     def _counts(self, form: Form, rank: int | None) -> bool:
         """Whether steps of ``form``, for a fallback those of ``rank``, are the run's."""

@@ -22,8 +22,9 @@ class Facts:
     most three), ``steps`` and ``real_steps`` how many different steps were reported, with and
     without contaminated ones. ``begun`` is any first sign of training. ``last`` is the last step.
     ``warmup_seconds`` is None where no output says how long it took. ``says_warmup`` means that the
-    stream's form has a line for the end of warm-up, so that its absence says something. ``failure``
-    is what a run that has failed says of it in its verdict.
+    stream's form has a line for the end of warm-up, so that its absence says something.
+    ``unproven`` is a failure that an end marker stands so close behind that it may be older.
+    ``failure`` is what a run that has failed says of it in its verdict.
     """
 
     says_warmup: bool = False
@@ -42,6 +43,7 @@ class Facts:
     peak: Where | None = None
     peak_gib: float | None = None
     end: Where | None = None
+    unproven: Where | None = None
     failure: str | None = None
 
     @property
@@ -160,7 +162,7 @@ class Tally:
 
     def _add_repeated(self, seen: Observation) -> None:
         """A step reported again: by another rank, a redrawn bar, or a second line with its rate."""
-        if seen.step != self._contaminated and seen.rate is not None:
+        if seen.step != self._contaminated:
             self._add_rate(seen)
 
     def _add_rate(self, seen: Observation) -> None:

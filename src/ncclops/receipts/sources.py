@@ -27,7 +27,7 @@ def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
     try:
         if path.is_dir():
             return _load_run(path, extra_forms)
-        return _load_file(path, str(path), extra_forms)
+        return _load_file(path, str(path), extra_forms, buffered=True)
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror}): name a log or a run") from error
 
@@ -116,10 +116,12 @@ def _unrecorded(page_path: Path, recorded: int, where: Where) -> Iterable[Observ
         yield Observation(kind="step", where=where, step=step)
 
 
-def _load_file(path: Path, shown: str, extra_forms: Sequence[Form]) -> Facts:
+def _load_file(
+    path: Path, shown: str, extra_forms: Sequence[Form], *, buffered: bool = False
+) -> Facts:
     if _holds_records(path):
         return load_records(path, shown)
-    scan = LogScan(shown, extra_forms=extra_forms)
+    scan = LogScan(shown, extra_forms=extra_forms, buffered=buffered)
     block = bytearray()
     for line in read_lines(path):
         block += line

@@ -48,6 +48,8 @@ def ids(text: str, kind: Format = "shell") -> set[str]:
         ("export NCCL_ALGO=Tree\nexport NCCL_ALGO=Ring\npython t.py\n", "set-twice", 1),
         ("export APPTAINERENV_NCCL_ALGO=Tree\nmkdir x\nexport APPTAINERENV_NCCL_ALGO=Ring\n",
          "set-twice", 1),
+        ("docker run -e NCCL_SOCKET_IFNAME=ens5 \\\n -e NCCL_SOCKET_IFNAME=^lo i t\n",
+         "set-twice", 1),
         ("export NCCL_IB_TC=106\nmpirun -np 16 --hostfile hosts t -f 2\n", "not-passed-on", 2),
         ("export NCCL_IB_TC=106\nmpirun --mca btl tcp -H a:8,b:8 -x PATH t\n",
          "not-passed-on", 2),

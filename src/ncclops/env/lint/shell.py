@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ncclops.env.lint import directives, slips
 from ncclops.env.lint.constants import Constants
@@ -84,6 +84,8 @@ _SETS = re.compile(
     rf"^[ \t]*(?:&&[ \t]*)?(?:(?:export|env|setenv)[ \t]|{NAME}=[^\s;]*(?:[ \t;]+\S|[ \t]*\\$))",
     re.MULTILINE,
 )
+# Of an option of theirs that is given twice, the last one counts.
+_CONTAINERS = frozenset({"docker", "nerdctl", "podman"})
 _MOST_CALLS = 1000
 # Functions within functions, and calls within calls, that are followed.
 _DEEPEST = 8
@@ -103,6 +105,15 @@ def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int
         if is_setting_of_interest(first.name) and not _makes_use_of(text, first.name)
     )
     scope.close()
+
+
+def _given_twice(options: Iterable[Setting]) -> Iterator[tuple[Setting, Setting]]:
+    last: dict[str, Setting] = {}
+    for option in options:
+        first = last.get(option.name, option)
+        if None not in (first.value, option.value) and first.value != option.value:
+            yield first, option
+        last[option.name] = option
 
 
 def _makes_use_of(text: str, name: str) -> bool:
@@ -367,7 +378,10 @@ class _Reader:
             self.scope.run(given) if given else None
             return
         name = rest[0].text.rpartition("/")[2]
-        given.extend(passed(rest, name))
+        options = list(passed(rest, name))
+        given.extend(options)
+        if name in _CONTAINERS:
+            self.scope.twice.extend(_given_twice(options))
         if name not in _TAKES_OTHERS and name not in _HOUSEKEEPING:
             known = {setting.name for setting in given}
             given.extend(
