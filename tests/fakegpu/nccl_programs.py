@@ -52,9 +52,13 @@ def abort_all() -> None:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """The flight recorder's entries."""
-    dump = torch._C._distributed_c10d._dump_nccl_trace(includeStackTraces=False)
-    return [dict(entry) for entry in pickle.loads(dump)["entries"]]
+    """The flight recorder's entries, of the engine that is used."""
+    module = torch._C._distributed_c10d
+    backend = dist.group.WORLD._get_backend(torch.device("cuda")).name()
+    dump = module._dump_nccl_trace if backend == "nccl" else module._dump_fr_trace
+    given = {} if backend == "nccl" else {"backend": backend}
+    entries = pickle.loads(dump(includeStackTraces=False, **given))["entries"]
+    return [dict(entry) for entry in entries]
 
 
 # --- what collectives compute ---------------------------------------------------------------------
