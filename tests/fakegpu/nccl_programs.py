@@ -484,6 +484,8 @@ def records_of_a_hang(go: Path) -> list[tuple[Any, ...]]:
     dist.all_reduce(tensor)
     dist.broadcast(tensor[0], 0)
     torch.cuda.synchronize()
+    while {entry["state"] for entry in recorded()} != {"completed"}:
+        time.sleep(0.01)  # the watchdog of torch's second engine looks once a second
     if rank == 0:
         dist.all_reduce(tensor, async_op=True)
         dist.broadcast(tensor[0], 0, async_op=True)
