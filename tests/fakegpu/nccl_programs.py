@@ -52,9 +52,13 @@ def abort_all() -> None:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """The flight recorder's entries."""
-    dump = torch._C._distributed_c10d._dump_nccl_trace(includeStackTraces=False)
-    return [dict(entry) for entry in pickle.loads(dump)["entries"]]
+    """The flight recorder's entries, of the engine that is used."""
+    module = torch._C._distributed_c10d
+    backend = dist.group.WORLD._get_backend(torch.device("cuda")).name()
+    dump = module._dump_nccl_trace if backend == "nccl" else module._dump_fr_trace
+    given = {} if backend == "nccl" else {"backend": backend}
+    entries = pickle.loads(dump(includeStackTraces=False, **given))["entries"]
+    return [dict(entry) for entry in entries]
 
 
 # --- what collectives compute ---------------------------------------------------------------------
@@ -373,7 +377,7 @@ def hang_before_connected(kind: str, go: Path) -> str:
     note("begun")
     wait_for(go)
     assert not said, "it waits in the call"
-    abort_all()
+    abort_groups()  # torch's own, of its second engine, waits for the end of the call
     thread.join()
     return said[0]
 
@@ -480,6 +484,8 @@ def records_of_a_hang(go: Path) -> list[tuple[Any, ...]]:
     dist.all_reduce(tensor)
     dist.broadcast(tensor[0], 0)
     torch.cuda.synchronize()
+    while {entry["state"] for entry in recorded()} != {"completed"}:
+        time.sleep(0.01)  # the watchdog of torch's second engine looks once a second
     if rank == 0:
         dist.all_reduce(tensor, async_op=True)
         dist.broadcast(tensor[0], 0, async_op=True)

@@ -41,6 +41,11 @@ class Place:
         return tuple(map(int, found.groups()))
 
     @property
+    def has_second_engine(self) -> bool:
+        """Whether "nccl" is torch's second engine of NCCL there."""
+        return self.torch >= (2, 15) and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
+
+    @property
     def headers(self) -> Path:
         """NVIDIA's headers."""
         return self.root / "include"

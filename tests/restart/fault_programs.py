@@ -547,7 +547,8 @@ def waiting_for_the_device(worker: Worker) -> Any:
 
 def making_a_pair(worker: Worker) -> Any:
     """Ranks 0 and 1 make a communicator of their own in groups that have all been used, when rank
-    2 raises; where ``missing``, so does rank 1, and does not come to it."""
+    2 raises; where ``missing``, so does rank 1, and does not come to it. torch's first engine makes
+    it for the pair's ``first message``, the second one for a ``new group``, by all ranks."""
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
@@ -555,15 +556,17 @@ def making_a_pair(worker: Worker) -> Any:
         if dist.get_rank() < 2:
             dist.all_reduce(worker.ones(), group=pair)
         if call.iteration == 0:
-            fails = worker.rank == 2 or (worker.rank == 1 and worker.parameters["missing"])
-            if fails:
+            if worker.rank == 2 or (worker.rank == 1 and worker.parameters["missing"]):
                 while not (worker.directory / "there").exists():
                     time.sleep(0.01)
                 time.sleep(0.3)  # nothing announces that rank 0 is in NCCL
                 raise ValueError("boom")
             (worker.directory / "there").touch()
-            move = dist.send if worker.rank == 0 else dist.recv
-            move(worker.ones(), 1 - worker.rank, group=pair)
+            if worker.parameters["by"] == "new group":
+                dist.new_group([0, 1])
+            else:
+                move = dist.send if worker.rank == 0 else dist.recv
+                move(worker.ones(), 1 - worker.rank, group=pair)
             dist.barrier()
         return worker.finish(call)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -156,7 +157,7 @@ SCALED, STEPS = 5, 6
 
 class _OnGpus:
     """Training over NCCL, by DDP or without what that imports. Ranks fail: ``faults`` says who dies
-    or raises, by the step before which."""
+    or raises, maybe in a batch of messages, by the step before which."""
 
     def __init__(self, worker: Worker, call: restart.CallWrapper) -> None:
         self._worker, self._call = worker, call
@@ -247,7 +248,11 @@ class _OnGpus:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         self._faults.clear()
-        raise ValueError("as asked")
+        with ExitStack() as stack:
+            if how == "raises in a batch":
+                stack.enter_context(dist._coalescing_manager(device=self._device))
+                dist.isend(torch.ones(1, device=self._device), 0)
+            raise ValueError("as asked")
 
 
 def on_gpus(worker: Worker) -> Any:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ncclops.restart import blocked, waiting
 from ncclops.restart._groups import aborting, open_operations
 from tests.fakegpu.host import Host
+from tests.fakegpu.place import HERE
 
 from .conftest import Job, lanes
 from .test_faults import causes, returned_from
@@ -20,6 +21,9 @@ from .test_faults import causes, returned_from
 C10D = "/venv/torch/distributed/distributed_c10d.py"
 MEASURED = "/src/ncclops/worker/waits.py"
 COUNTED = open_operations.__file__
+# How ranks make a communicator here.
+BY = "new group" if HERE.has_second_engine else "first message"
+FIRST_ENGINE = "torch's first engine makes a communicator in the first call that needs it"
 GRAPH = ("/venv/torch/autograd/graph.py", "_engine_run_backward")
 
 
@@ -112,10 +116,11 @@ def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(
     assert blocked.members(frames(("/work/train.py", "main"), group=group)) is None
 
 
-@lanes("nccl", "mixed")
+# A new group of the second engine waits for Gloo first where it has that.
+@lanes("nccl", *([] if BY == "new group" else ["mixed"]))
 def test_a_rank_whose_peer_does_not_come_to_a_communicator_is_ended_and_no_cause(job: Job) -> None:
     """Neither at the hard timeout, nor late: its group has a communicator, for other calls."""
-    codes = job.start(3, "fault_programs:making_a_pair", missing=True).wait()
+    codes = job.start(3, "fault_programs:making_a_pair", missing=True, by=BY).wait()
     assert codes == {0: -signal.SIGTERM, 1: 0, 2: 0}
     assert returned_from(job, 1) == [1, 2]
     ((cause, culprit),) = causes(job)
@@ -124,6 +129,17 @@ def test_a_rank_whose_peer_does_not_come_to_a_communicator_is_ended_and_no_cause
     assert "it still waits in NCCL, which no abort ends" in job.monitor_log(0)
 
 
+@pytest.mark.skipif(not HERE.has_second_engine, reason=f"{FIRST_ENGINE}, and no abort ends that")
+@lanes("nccl")
+@pytest.mark.parametrize("program", ["making_a_pair", "first_backward"])
+def test_a_rank_whose_peer_does_not_come_to_a_call_of_nccl_restarts(job: Job, program: str) -> None:
+    """torch's abort would wait for the lock that it holds in that call, until the hard timeout."""
+    job.start(3, f"fault_programs:{program}", missing=False, by="first message")
+    assert job.wait() == {0: 0, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [0, 1, 2]
+
+
+@pytest.mark.skipif(HERE.has_second_engine, reason=f"not as {FIRST_ENGINE}")
 @lanes("nccl")
 def test_a_rank_whose_peer_does_not_come_to_the_first_collective_of_a_backward_pass_is_ended(
     job: Job,
@@ -136,10 +152,11 @@ def test_a_rank_whose_peer_does_not_come_to_the_first_collective_of_a_backward_p
     assert "it still waits in NCCL, which no abort ends" in job.monitor_log(0)
 
 
+@pytest.mark.skipif(HERE.has_second_engine, reason=f"not as {FIRST_ENGINE}, it is for all ranks")
 @lanes("nccl")
 def test_ranks_that_are_just_making_a_communicator_are_left_to_it(job: Job, host: Host) -> None:
     """All of them are there: it takes its time, as a large one may, and another rank has failed."""
     host.set("ncclCommInitRankConfig rank=0 nth=3 delay=4")
-    codes = job.start(3, "fault_programs:making_a_pair", missing=False).wait()
+    codes = job.start(3, "fault_programs:making_a_pair", missing=False, by="first message").wait()
     assert codes == {0: 0, 1: 0, 2: 0}
     assert returned_from(job, 1) == [0, 1, 2]

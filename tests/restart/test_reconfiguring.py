@@ -19,7 +19,7 @@ from .test_shrinking import AT_FIRST, expect_fallback, expect_trained, rungs, st
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        HERE.torch < (2, 15), reason="torch 2.15 and newer can reconfigure groups of NCCL"
+        not HERE.has_second_engine, reason="torch 2.15 and newer can reconfigure groups of NCCL"
     ),
 ]
 
@@ -75,6 +75,15 @@ def test_a_rank_that_comes_back_joins_the_group_of_the_others(
     again = {"ncclCommGrow": 3} if grows else {"ncclCommInitRankConfig": 3}
     assert made(host, 3) == Counter({"ncclCommInitRankConfig": 3}) + Counter(again)
     assert made(host, 2) == ({"ncclCommShrink": 2} if grows else {})
+
+
+@lanes("nccl-eager")
+def test_messages_are_sent_again_after_a_fault_in_the_middle_of_a_batch(job: Job) -> None:
+    """Its group would collect all messages, for the end of that batch."""
+    start_here(job, 3, {3: (1, "raises in a batch")})
+    assert job.wait() == {0: 0, 1: 0, 2: 0}
+    expect_trained(job, [3] * 6)
+    assert rungs(job) == [(*AT_FIRST, 3), ("reconfigured", None, 3)]
 
 
 @lanes("nccl-eager")

@@ -15,7 +15,7 @@ from .test_regrouping import in_incident
 pytestmark = pytest.mark.slow
 
 first_engine = pytest.mark.skipif(
-    HERE.torch >= (2, 15), reason="torch 2.15 makes groups by its second engine, which shrinks none"
+    HERE.has_second_engine, reason="torch's second engine of NCCL shrinks no group"
 )
 
 PROGRAM = "tests.restart.regrouping_programs:on_gpus"

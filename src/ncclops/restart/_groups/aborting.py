@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -19,7 +19,7 @@ from ncclops.restart._groups.backends import (
     backends_of,
     has_watchdog,
     is_making_nccl,
-    nccl_library,
+    is_of_second_engine,
 )
 from ncclops.restart._groups.ending import end_groups_in_a_thread, end_later, is_first_to_end
 from ncclops.restart._groups.gloo_sockets import release_gloo_connections
@@ -79,7 +79,9 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
         _hooks.extend(getattr(distributed_c10d._world, "pg_flight_recorder_hooks", {}).values())
         empty_tables()
         before_silent_ends.get()()
-    _abort(backends)
+    freeing = _abort(backends)
+    if not any(map(is_making_nccl, sys._current_frames().values())):
+        freeing.join()  # else it waits for those who do not come
     # An abort that took too long was given up; the groups there are now are not its own.
     if not watched and distributed.is_initialized() and distributed.group.WORLD is group:
         with logged("destroy_process_group"):
@@ -90,7 +92,8 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     if watched:
         kept = revoking.revoked()
         ended = [b for b in backends if has_watchdog(b) and (kept is None or b is not kept.backend)]
-        end_later(ended, [each for each in to_end if kept is None or each is not kept.group])
+        to_end = [each for each in to_end if kept is None or each is not kept.group]
+        end_later(ended, to_end, before=freeing.join)
 
 
 # The flight recorder's, of aborted groups. Who drops one takes it out of a table of the group, in
@@ -111,23 +114,36 @@ def members_of_aborted(group: Any) -> frozenset[int] | None:
 
 def abort_later(backends: list[Any], groups: list[Any]) -> None:
     """Abort ``backends``, of which no operation is waited for, and end ``groups``. Any thread."""
-    end_later(backends, groups, before=partial(_abort, backends))
+    end_later(backends, groups, before=lambda: _abort(backends).join())
 
 
-def _abort(backends: list[Any]) -> None:
-    """Abort all backends at once: one may wait for another's peers."""
-    together = [b for b in backends if _is_of_second_engine(b) and not revoking.is_kept(b)]
+def _abort(backends: list[Any]) -> threading.Thread:
+    """Abort all backends at once: one may wait for another's peers.
+
+    Those of torch's second engine of NCCL have only ended their operations then; the thread frees
+    their communicators, one after the other as torch holds one lock in each call of NCCL.
+    """
+    second = [b for b in backends if is_of_second_engine(b) and not revoking.is_kept(b)]
     threads = [
-        threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
+        threading.Thread(
+            target=_end_operations if backend in second else _abort_backend,
+            args=(backend,),
+            daemon=True,
+        )
         for backend in backends
-        if backend not in together
     ]
-    if together:
-        threads.append(threading.Thread(target=_abort_together, args=(together,), daemon=True))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    freeing = threading.Thread(target=lambda: [*map(_abort_backend, second)], daemon=True)
+    freeing.start()
+    return freeing
+
+
+def _end_operations(backend: Any) -> None:
+    with logged(f"ending the operations of {type(backend).__name__}"):
+        revoking.end_operations(backend)
 
 
 def _abort_backend(backend: Any) -> None:
@@ -138,21 +154,3 @@ def _abort_backend(backend: Any) -> None:
     if abort is not None:
         with logged(f"aborting {type(backend).__name__}"):
             abort()
-
-
-def _is_of_second_engine(backend: Any) -> bool:
-    return type(backend).__name__ == "ProcessGroupNCCL2"
-
-
-def _abort_together(backends: list[Any]) -> None:
-    """Abort groups of torch's second NCCL engine, which holds one lock in each call of NCCL.
-
-    The first one would wait for its kernels behind those of another, for ever. In a group of NCCL's
-    calls all are aborted at its end.
-    """
-    with logged("aborting groups together"):
-        nccl = nccl_library()
-        nccl.ncclGroupStart()
-        for backend in backends:
-            _abort_backend(backend)
-        nccl.ncclGroupEnd()

@@ -27,6 +27,11 @@ def has_watchdog(backend: Any) -> bool:
     return type(backend).__name__.startswith("ProcessGroupNCCL")
 
 
+def is_of_second_engine(backend: Any) -> bool:
+    """Whether it is of torch's second engine of NCCL, which is the usual one from torch 2.15 on."""
+    return type(backend).__name__ == "ProcessGroupNCCL2"
+
+
 def all_backends() -> list[Any]:
     """Each backend object of each group once; groups may share them."""
     found: dict[int, Any] = {}
@@ -70,10 +75,10 @@ def error_of(backend: Any) -> str | None:
     return None
 
 
-def is_making_nccl(main_thread: FrameType | None) -> bool:
-    """Whether it is in a communicator's making that no backend shows yet."""
-    frames = traceback.walk_stack(main_thread) if main_thread is not None else ()
-    return any(frame.f_code.co_name in _MAKERS_OF_NCCL for frame, _ in frames)
+def is_making_nccl(frame: FrameType | None) -> bool:
+    """Whether the thread of ``frame`` makes a communicator that no backend shows yet."""
+    frames = traceback.walk_stack(frame) if frame is not None else ()
+    return any(each.f_code.co_name in _MAKERS_OF_NCCL for each, _ in frames)
 
 
 def backends_in_the_making(main_thread: FrameType | None) -> list[Any]:

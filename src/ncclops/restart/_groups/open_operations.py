@@ -5,7 +5,8 @@ Between ``ncclGroupStart`` and ``ncclGroupEnd`` NCCL only collects what a thread
 takes it for done at once. A thread that is taken out of the middle leaves the group open, and
 nothing that it calls afterwards is ever sent or reduced: to end the group then would touch
 communicators that the abort has freed. So a restart waits for the end of the group that the main
-thread is in, and lets it begin no other.
+thread is in, and lets it begin no other. torch's second engine collects the operations itself and
+begins the group at its end, in one call: there is none to be left open.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from typing import Any
 
 from torch import distributed
 
-from ncclops.restart._groups.backends import backends_of, nccl_library
+from ncclops.restart._groups.backends import (
+    backends_of,
+    is_of_second_engine,
+    nccl_library,
+)
 from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart.exception import RankShouldRestart
 
@@ -47,9 +52,14 @@ def watch_groups_of_operations() -> None:
     group: Any = distributed.ProcessGroup
     begin, end = group._start_coalescing, group._end_coalescing
 
+    def counts(group: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        return not any(map(is_of_second_engine, backends_of(group)))
+
     def begin_and_count(*arguments: Any, **keywords: Any) -> None:
         global _open
-        _open += (own := threading.current_thread() is threading.main_thread())
+        _open += (own := counts(arguments[0]))
         try:
             # Counted before it looks; a restart says that it has begun, and then looks at the
             # count: one of them sees the other.
@@ -63,7 +73,7 @@ def watch_groups_of_operations() -> None:
     @is_delicate
     def end_and_count(*arguments: Any, **keywords: Any) -> Any:
         global _open, _ending_since
-        own = threading.current_thread() is threading.main_thread()
+        own = counts(arguments[0])
         if own:
             _ending_since = time.monotonic()
         try:

@@ -13,6 +13,7 @@ goes on with what no collective has computed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -135,6 +136,9 @@ class Reconfiguring:
             ).wait()
             options.enable_reconfigure = False
 
+        # A batch of messages that the fault has cut would collect all later ones. None is sent now.
+        with contextlib.suppress(RuntimeError):
+            group.group._end_coalescing(group.device)
         failure = members.all_have(
             lambda report: revoking.begin_to_change(
                 group, "ncclops-reconfigure", reconfigure, report

@@ -10,15 +10,17 @@ import torch
 
 
 def has_pending_operation() -> bool:
-    """Whether an operation has not ended, as torch's flight recorder knows it.
+    """Whether an operation has not ended, as torch's flight recorders know it.
 
     A thread that waits for the device, in a backward pass or for an operation that it has begun
     before, is not in ``torch.distributed`` then, and waits for its peers all the same. Of NCCL the
     recorder's counts do not tell: messages and collectives are numbered apart, and counted
     together. Asks CUDA about operations that are pending. Of Gloo collectives alone are recorded.
     """
-    return _is_pending_in_nccl() or any(
-        _pending_in_ended.get(group) != last for group, last in _pending_in_gloo().items()
+    return (
+        _is_pending_in_nccl()
+        or _is_pending_in_second_engine()
+        or any(_pending_in_ended.get(group) != last for group, last in _pending_in_gloo().items())
     )
 
 
@@ -27,6 +29,13 @@ def _is_pending_in_nccl() -> bool:
         operation["pg_id"] > _newest_ended or operation["process_group"][0] in outlive
         for operation in pending_operations()
     )
+
+
+def _is_pending_in_second_engine() -> bool:
+    """Likewise of torch's second engine of NCCL, whose recorder takes a message of a batch for done
+    at once. So whether nothing is pending, or which group is idle, it does not tell."""
+    found = _recorded_of_second_engine(with_operations=True).get("entries", ())
+    return any(operation["pg_id"] > _newest_ended_of_second for operation in found)
 
 
 def pending_operations() -> Sequence[dict[str, Any]]:
@@ -50,6 +59,7 @@ def may_have_pending_operation_of_nccl() -> bool:
 
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
 _newest_ended = -1
+_newest_ended_of_second = -1
 # The names of such groups that have not ended: see ``_groups.kept_beside``.
 outlive: set[str] = set()
 # What is pending for good in Gloo's groups that have ended.
@@ -103,7 +113,20 @@ def recorded(
     return {} if dump is None else pickle.loads(dump(with_operations, False, True))
 
 
+def _recorded_of_second_engine(*, with_operations: bool = False) -> dict[str, Any]:
+    """Likewise of torch's second engine of NCCL, from torch 2.15 on."""
+    module = torch._C._distributed_c10d
+    if not (hasattr(module, "ProcessGroupNCCL2") and hasattr(module, "_reset_fr_trace")):
+        return {}
+    found: dict[str, Any] = pickle.loads(
+        module._dump_fr_trace(with_operations, False, True, "nccl2")
+    )
+    return found
+
+
 def forget_ended() -> None:
     """The groups of the last iteration have ended: what they have pending stays so."""
-    global _newest_ended, _pending_in_ended
+    global _newest_ended, _newest_ended_of_second, _pending_in_ended
     _newest_ended, _pending_in_ended = max(recorded_groups(), default=-1), _pending_in_gloo()
+    second = _recorded_of_second_engine().get("pg_status", ())
+    _newest_ended_of_second = max(map(int, second), default=-1)

@@ -1,9 +1,11 @@
-"""NCCL: the default group's communicator outlives a fault, revoked.
+"""NCCL: communicators that a fault revokes.
 
 An abort frees a communicator. That of the group which is kept here is revoked instead: its
 operations end, and others can still be made of it (``shrinking``, ``reconfiguring``), in a thread
 that may be left. torch's first engine has no function to revoke one, and the second one's also
-writes the flight recorder, which takes seconds: the library is called that torch uses.
+writes the flight recorder, which takes seconds: the library is called that torch uses. So are all
+others of the second engine before their abort, which waits for the lock that torch holds in a call
+of NCCL: also in one that waits.
 """
 
 from __future__ import annotations
@@ -156,7 +158,8 @@ def revoke(backend: Any) -> bool:
     kept = _kept
     if kept is None or kept.is_revoked or backend is not kept.backend:
         return False
-    failure = _revoke(kept)
+    torch.cuda.set_device(kept.device)  # of this thread: by it torch finds the communicator
+    failure = _revoke(backend)
     if failure is None:
         kept.is_revoked = True
         return True
@@ -165,11 +168,16 @@ def revoke(backend: Any) -> bool:
     return False
 
 
-def _revoke(kept: Revocable) -> str | None:
+def end_operations(backend: Any) -> None:
+    """End what a backend of torch's second engine does and waits for, without torch's lock."""
+    if can_revoke() and (failure := _revoke(backend)) is not None:
+        log.debug("the communicator of a group could not be revoked: %s", failure)
+
+
+def _revoke(backend: Any) -> str | None:
     """Why it has failed; ``None``: it has not."""
     nccl = nccl_library()
-    torch.cuda.set_device(kept.device)  # of this thread: by it torch finds the communicator
-    communicator = ctypes.c_void_p(kept.backend._comm_ptr())
+    communicator = ctypes.c_void_p(backend._comm_ptr())
     if not communicator:
         return "torch has none"
     result = nccl.ncclCommRevoke(communicator, 0)
