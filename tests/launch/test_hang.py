@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CompletedText
+from tests.freezing import frozen_group
 from tests.lanes import IN_SCRIPT, Lane, lanes
 from tests.launch.conftest import Run
 
@@ -151,6 +152,23 @@ def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -
     assert ended["rank"] == 1
     assert run.stdout(0) == "ended 1\n"
     assert "rank 1 was killed by SIGKILL, the others went on" in run.reason
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_rank_that_sigkill_does_not_end_is_not_waited_for(train: Train) -> None:
+    with frozen_group() as group:
+        done, run = train(
+            f"group = Path({str(group)!r});"
+            "(group / 'cgroup.procs').write_text(str(os.getpid()));"
+            "(group / 'freezer.state').write_text('FROZEN')"
+        )
+    assert done.returncode == 0, done.stderr
+    assert run.stdout(0) == "ended 1\n"
+    assert {tuple(hang["culprits"]) for hang in run.named("hang")} == {(1,)}
+    assert run.reason == "rank 1 did not end, the others went on; 1 worker exited 0"
+    assert run.verdict["ranks_lost"] == [1]
+    assert "processes that SIGKILL did not end" in done.stderr
 
 
 @pytest.mark.slow

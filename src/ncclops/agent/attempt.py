@@ -433,12 +433,19 @@ class RunningAttempt:
 
     def _end_stuck(self, ranks: AbstractSet[int], after_s: float) -> None:
         """The processes of ``ranks`` only had to end. A library may keep them from that."""
+        later = asyncio.get_running_loop().call_later
         for worker in self.team.running():
             if worker.rank in ranks:
                 self._run.add(ExitForcedEvent(rank=worker.rank, after_s=after_s))
                 line = worker_messages.forced_exit_line(self.team, worker.rank, after_s)
                 self._context.say(line)
                 worker.send(signal.SIGKILL)
+                later(process_tree.KILL_DEADLINE.total_seconds(), self._give_up, worker)
+
+    def _give_up(self, worker: workers.Worker) -> None:
+        """Wait no longer for a process that SIGKILL has not ended; ``close`` tells which it is."""
+        worker.is_given_up = True
+        self._context.condition.notify()
 
     def _on_hung(self, verdict: HangVerdict) -> None:
         if not self.team.bootstrapped:

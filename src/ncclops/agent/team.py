@@ -53,7 +53,7 @@ class Team:
     killed_from_outside: set[int] = field(default_factory=set)  # not by it, nor by the agent
 
     def running(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.exit is None]
+        return [each for each in self.workers if each.exit is None and not each.is_given_up]
 
     def at_work(self) -> list[Worker]:
         """Those that run, without new processes that wait for the others."""

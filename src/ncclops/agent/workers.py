@@ -116,7 +116,11 @@ class Forks(Protocol):
 
 
 class Worker:
-    """A worker's process. ``exit`` is None while it runs."""
+    """A worker's process. ``exit`` is None while it runs.
+
+    ``is_given_up``: SIGKILL has not ended it, as it is in the kernel (a driver, a file system that
+    hangs) or frozen. None of its own code runs any more.
+    """
 
     def __init__(
         self, rank: int, process: subprocess.Popen[bytes] | ForkedProcess, commands: socket.socket
@@ -126,6 +130,7 @@ class Worker:
         self.commands = commands
         self.pid = process.pid
         self.exit: Exit | None = None
+        self.is_given_up = False
         self.started = time.monotonic()
         self.ended: float | None = None
         self._process = process

@@ -51,6 +51,9 @@ _OVERSLEPT_S = 5.0
 # An abort that takes too long is given up, and the main thread interrupted: it then leaves the
 # function in this time, or the abort holds it.
 _INTERRUPTED_WITHIN_S = 5.0
+# After SIGKILL a process ends within this time, unless it is in the kernel (a driver, a file system
+# that hangs) or frozen. It runs no code of its own any more: the others need not wait for it.
+_KILLED_WITHIN_S = 5.0
 # As much as a report carries; the main thread, which matters, comes last.
 _STACKS_CHARS = 8000
 
@@ -82,6 +85,8 @@ class Monitor:
         self._ended_because = ""  # in words
         self._waits_in = "NCCL"  # or Gloo: the library that the main thread is blocked in
         self._kill_at: float | None = None
+        self._killed_since: float | None = None  # SIGKILL was sent, and it is still there
+        self._stays = False  # SIGKILL has not ended it in time
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
@@ -159,6 +164,10 @@ class Monitor:
         if self._page.finished or self._page.watch == Watch.OFF:
             return
         silent_s, clock = self._silence(now)
+        if silent_s > _KILLED_WITHIN_S and self._outlives_sigkill(now):
+            self._stays = True
+            self._on_main_death()
+            return
         soft_s, hard_s = self._page.timeouts()
         blocked_s = self._page.blocked_s(now)
         held_s = min(silent_s, self._page.aborting_s(now))
@@ -173,6 +182,14 @@ class Monitor:
             self._report_soft(_exceeded("soft", soft_s, silent_s, clock))
         else:
             self._kill_at = self._ended_for = None  # it has outlived the SIGTERM, and moves
+
+    def _outlives_sigkill(self, now: float) -> bool:
+        """Whether SIGKILL, whoever has sent it, has not ended the main process in time."""
+        if not self._main.is_killed():
+            self._killed_since = None
+        elif self._killed_since is None:
+            self._killed_since = now
+        return self._killed_since is not None and now - self._killed_since > _KILLED_WITHIN_S
 
     def _silence(self, now: float) -> tuple[float, str]:
         """How long there was no progress, by the clock that shows the longest silence."""
@@ -275,6 +292,9 @@ class Monitor:
     def _report_death(self) -> None:
         ended_for = self._ended_for
         cause = self._ended_because if ended_for else "the process died"
+        if self._stays:
+            stays = f"SIGKILL has not ended its process within {_KILLED_WITHIN_S:g} s"
+            cause = f"{self._ended_because}; {stays}" if ended_for else stays
         log.warning("the main process ended: %s", cause)
         self._outside.main_ended(cause, by_monitor=ended_for is not None)
         stacks = self._outside.stacks if ended_for is not None else None

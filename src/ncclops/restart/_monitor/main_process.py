@@ -31,6 +31,15 @@ class MainProcess:
         else:
             raise ProcessLookupError
 
+    def is_killed(self) -> bool:
+        """Whether SIGKILL has been sent to it, by whomever, and the kernel still has it."""
+        try:
+            status = Path("/proc", str(self._pid), "status").read_text()
+        except OSError:
+            return False
+        pending = status.partition("ShdPnd:")[2].split(maxsplit=1)
+        return bool(pending) and bool(int(pending[0], 16) >> (signal.SIGKILL - 1) & 1)
+
     def runs_another_program(self) -> bool:
         """Whether it has called exec: of its threads, which feed the link, one alone is left."""
         proc = Path("/proc", str(self._pid))
