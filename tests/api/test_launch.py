@@ -96,6 +96,11 @@ def test_a_job_that_fails_is_a_verdict_that_names_the_rank_and_the_class(project
         ),
         ({"env": {"NCCLOPS_STORE_RELAY": "yes"}}, UsageError, "NCCLOPS_STORE_RELAY='yes': 1 "),
         ({"env": {"NCCLOPS_RESTART_HOST": ".."}}, UsageError, "NCCLOPS_RESTART_HOST='..': "),
+        (
+            {"env": {"NCCLOPS_RESTART_HOST": "192.0.2.7"}},
+            UsageError,
+            "NCCLOPS_RESTART_HOST='192.0.2.7': 192.0.2.7 is no address of this host; put ",
+        ),
         ({"node_rank": 3}, UsageError, "--node-rank 3 of a job of one node"),
     ],
 )

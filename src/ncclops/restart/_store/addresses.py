@@ -126,7 +126,7 @@ def reachable_host() -> str:
     ``MASTER_ADDR``, which every other rank uses too; otherwise, as nothing says that there are
     other nodes, the loopback address. A name that a name server does not answer for in time is
     passed over, with a warning. Raises ``ValueError`` when ``NCCLOPS_RESTART_HOST`` is a name that
-    does not exist.
+    does not exist, or an address of another host.
     """
     if (chosen := chosen_address(os.environ)) is not None:
         return chosen
@@ -139,7 +139,9 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
     if not (chosen := environ.get("NCCLOPS_RESTART_HOST")):
         return None
     try:
-        return _seen_from_outside(resolve(chosen, _OPTIONAL_NAME_WITHIN_S)[0], chosen)
+        address = _seen_from_outside(resolve(chosen, _OPTIONAL_NAME_WITHIN_S)[0], chosen)
+        _check_is_ours(address)
+        return address
     except TimeoutError as error:
         log.warning("NCCLOPS_RESTART_HOST: %s: put the address there, or in /etc/hosts", error)
         return None
@@ -147,6 +149,16 @@ def chosen_address(environ: Mapping[str, str]) -> str | None:
         raise ValueError(
             f"NCCLOPS_RESTART_HOST={chosen[:80]!r}: {error}; put this host's address there"
         ) from error
+
+
+def _check_is_ours(address: str) -> None:
+    """Raises ``OSError`` where nothing can listen at ``address``."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise OSError(f"{address} is no address of this host") from error
 
 
 def _local_end_of_route_to_master(master: str) -> str:
