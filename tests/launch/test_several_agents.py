@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -245,3 +249,76 @@ def test_a_node_whose_ranks_have_all_died_serves_the_store_for_the_others(
     for run in job.runs:
         assert run.verdict["outcome"] == "completed"
         assert run.reason.startswith("rank 0 was killed by SIGKILL, the others went on")
+
+
+_CLONE_NEWUTS = 0x04000000
+
+# Neither rank waits for the other one at the end.
+FINITE = """
+import os, time
+import torch
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group("gloo")
+for n in range(100):
+    dist.all_reduce(torch.ones(100))
+    time.sleep(0.05)
+    receipt.step(n)
+dist.destroy_process_group()
+"""
+
+
+def _on_a_host_named(name: str) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(name)
+
+
+def _lose_the_host_of_the_job_store(
+    start: Start, train: Path, directory: Path, *, ranks_store: str, restart: str
+) -> tuple[int, Run]:
+    """Exit code and run of the other node, of two with a rank each.
+
+    ``ranks_store`` is the node that serves the store of the ranks, "lost" or "left".
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for two names of this host")
+    endpoint = f"127.0.0.1:{free_port()}"
+    agents = {
+        node: start(
+            *("launch", "--profile", "local-cpu", "--run-dir", node, "--nproc-per-node", "1"),
+            *("--nnodes", "2", "--rdzv-endpoint", endpoint, "--restart", restart),
+            *("--rdzv-conf", f"is_host={node == 'lost'}", train),
+            # The first name has the first rank, and serves the store of all.
+            preexec_fn=partial(_on_a_host_named, "a" if node == ranks_store else "b"),
+        )
+        for node in ("lost", "left")
+    }
+    runs = {node: Run(directory / node) for node in agents}
+    job = Job(directory, [*agents.values()])
+    job.until(lambda: all(run.begun and run.named("step") for run in runs.values()))
+    told = re.search(r"agent (\d+) of node", (runs["lost"].path / "agent.log").read_text())
+    assert told is not None
+    os.kill(agents["lost"].pid, signal.SIGSTOP)  # it would tell the others that its agent died
+    os.kill(int(told[1]), signal.SIGKILL)
+    agents["lost"].kill()
+    return agents["left"].wait(LIMIT_S), runs["left"]
+
+
+def test_a_node_that_serves_the_ranks_store_ends_when_it_hears_of_no_other_one(
+    background: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    code, run = _lose_the_host_of_the_job_store(
+        background, script(FINITE), tmp_path, ranks_store="left", restart="in-process"
+    )
+    assert (code, run.verdict["outcome"]) == (0, "completed")
+
+
+def test_no_process_takes_the_place_of_a_rank_whose_store_is_gone(
+    background: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    code, run = _lose_the_host_of_the_job_store(
+        background, script(FINITE), tmp_path, ranks_store="lost", restart="in-process:grow"
+    )
+    assert (code, run.verdict["classification"]["class"]) == (1, "store-rendezvous")
+    assert len(run.named("worker-started")) == 1

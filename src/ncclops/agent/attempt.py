@@ -79,6 +79,9 @@ _LEAVES_WITHIN_S = 30.0
 _OTHERS_REPORT_WITHIN = timedelta(seconds=5)
 # Where all ranks end alike there is nothing to say.
 _OTHERS_END_SOON = timedelta(seconds=5)
+_LOOK_FOR_CLIENTS_EVERY = timedelta(seconds=2)
+# What looks for it gives up before that.
+_STORE_ACCEPTS_WITHIN_S = 20.0
 # Of the time that a scheduler leaves to a job that it stops.
 _LATE_LIMIT = timedelta(seconds=2)
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
@@ -594,7 +597,15 @@ class RunningAttempt:
         context.coordinator.share_at_work(False)
         if not await context.condition.until(self._others_have_ended, _OTHERS_END_SOON):
             context.note("the ranks of this node have ended; those of others go on, by its store")
-            await context.condition.until(self._others_have_ended)
+            await self._until_others_have_ended(self._server)
+
+    async def _until_others_have_ended(self, server: hosted_store.StoreServer) -> None:
+        """As their agents say; once these are out of reach, as the connections to ``server`` do."""
+        condition, is_cut_off = self._context.condition, self._context.coordinator.is_cut_off
+        await condition.until(lambda: self._others_have_ended() or is_cut_off())
+        # No event comes of the end of a connection of another process.
+        while not self._others_have_ended() and server.has_clients():
+            await condition.until(self._others_have_ended, _LOOK_FOR_CLIENTS_EVERY)
 
     async def _serve_until_others_stop(self) -> None:
         """Their ranks end at one point, and use the store until then."""
@@ -619,8 +630,10 @@ class RunningAttempt:
         return "it has the terminal" if rank == self._job.attached else None
 
     async def _replace(self, rank: int) -> None:
-        """Raises ``NcclopsError`` where the GPU of ``rank`` turns out to be broken."""
+        """Raises ``NcclopsError`` where the GPU of ``rank`` turns out to be broken, or the store
+        is gone, through which it would find the others."""
         await self._gpus.judged(rank)
+        await in_thread(self._place.store.check, _STORE_ACCEPTS_WITHIN_S)
         if (why := self._is_not_to_be_replaced(rank)) is not None:
             raise NcclopsError(why)
         environ = self._starts.environ(rank) | {RETURNING: "1"}

@@ -62,7 +62,10 @@ class Coordinator(Protocol):
         """Whether a rank of this node works, or all that are left are to return."""
 
     def others_work(self) -> bool:
-        """Whether a rank of another node works."""
+        """Whether a rank of another node works, as far as is known."""
+
+    def is_cut_off(self) -> bool:
+        """Whether nothing is heard of the other nodes any more."""
 
     def share_view(self, view: NodeView) -> None:
         """What is thought of this node's ranks, if that bears on those of other nodes."""
@@ -150,6 +153,9 @@ class Alone:
         return
 
     def others_work(self) -> bool:
+        return False
+
+    def is_cut_off(self) -> bool:
         return False
 
     def share_view(self, view: NodeView) -> None:  # noqa: ARG002

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ncclops.agent.forked import ForkedProcess
 from ncclops.control import holders
-from ncclops.errors import UsageError
+from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import described
+from ncclops.host.listeners import has_clients
 from ncclops.process_ends import describe_exit, signal_name
 from ncclops.record.regular_file import append_regular
 from ncclops.record.variables import RUN_DIR
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096  # every rank of a large job may connect in the same moment
+# After two minutes without an answer a host is off, or cut off: its connections end then.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+# Its kernel accepts, also where the server is slow; a lost packet is sent again after 1, 3, 7 s.
+_CONNECTS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,17 @@ class StoreAddress:
 
     host: str
     port: int
+
+    def check(self) -> None:
+        """Connect to the server there, of whichever node; raises ``NcclopsError`` if none accepts.
+
+        For up to ten seconds.
+        """
+        try:
+            socket.create_connection((self.host, self.port), _CONNECTS_WITHIN_S).close()
+        except OSError as error:
+            where = f"{self.host}:{self.port}"
+            raise NcclopsError(f"the ranks' store at {where}: {described(error)}") from error
 
 
 NOWHERE = StoreAddress("", 0)
@@ -84,6 +100,10 @@ class StoreServer:
         why = out_of_memory() if code == -signal.SIGKILL else None
         return how if why is None else f"{how} ({why})"
 
+    def has_clients(self) -> bool:
+        """Whether a process is connected, of this host or another one."""
+        return has_clients(self.process.pid, self.address.port)
+
     def close(self) -> None:
         """End the server, which has nothing to save."""
         if self._kept is not None:
@@ -105,10 +125,15 @@ def listen(*, host: str | None, port: int) -> socket.socket:
         if host is None:
             return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
         if socket.has_dualstack_ipv6():
-            return socket.create_server(
+            listener = socket.create_server(
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
             )
-        return socket.create_server(("", port), backlog=_BACKLOG)
+        else:
+            listener = socket.create_server(("", port), backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # of what it accepts
+        for option, value in _KEEPALIVE.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+        return listener
     except OSError as error:
         free = "or none to have a free one picked" if host is None else "the same on all nodes"
         why = os.strerror(error.errno) if error.errno else str(error)

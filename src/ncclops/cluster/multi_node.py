@@ -165,6 +165,9 @@ class MultiNode:
             node != current.rank and current.state.works(node) for node in range(current.state.size)
         )
 
+    def is_cut_off(self) -> bool:
+        return self._job_store.lost is not None
+
     def share_view(self, view: NodeView) -> None:
         others = [*self._views_elsewhere().values()]
         if view.is_news(self._view, others):
@@ -222,7 +225,7 @@ class MultiNode:
         return True
 
     def stop_agreement(self) -> StopAgreement | None:
-        return SharedStop(self._round.state, self._post, lambda: self._job_store.lost is not None)
+        return SharedStop(self._round.state, self._post, self.is_cut_off)
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:
         current, job_store = self._round, self._job_store

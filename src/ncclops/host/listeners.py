@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine."""
+"""Who listens on a port of this machine, and whether anybody is connected to it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def find_listener(port: int) -> Listener | None:
     except psutil.Error:
         pass  # the processes of others
     return Listener(None, uid)
+
+
+def has_clients(pid: int, port: int) -> bool:
+    """Whether another process than ``pid``, of any machine, is connected to its TCP port ``port``.
+
+    A store's server is a client of its own.
+    """
+    connected = [
+        connection
+        for connection in psutil.net_connections("tcp")
+        if connection.pid == pid and connection.status == psutil.CONN_ESTABLISHED
+    ]
+    own = {each.laddr for each in connected}
+    return any(
+        each.laddr and each.laddr.port == port and each.raddr not in own for each in connected
+    )
 
 
 def _uid_of(port: int) -> int | None:
