@@ -363,6 +363,14 @@ class TestNodes:
         assert on([WELL, lost("n1")], IN_PLACE).ranks_lost == ()
         assert on([WORST, other], RULES).ranks_lost == (), "the job has not finished"
 
+    def test_ranks_that_were_lost_with_their_node_are_named(self) -> None:
+        left = node(ending(0), without=(1, 2))
+        cut_off = on([replace(left, cut_off="the store is lost")], IN_PLACE)
+        assert cut_off.reason == "ranks 1, 2 were lost, the others went on; 1 worker exited 0"
+        known = on([left, lost("n1")], IN_PLACE)
+        assert known.reason.startswith("n1 was lost: silent for 30s, the others went on; 1 worker")
+        assert cut_off.ranks_lost == known.ranks_lost == (1, 2)
+
     def test_no_node_finishes_without_a_lost_node(self) -> None:
         gave_up = node(ending(0, 1), failed=True)
         decision = on([gave_up, lost("n1")], IN_PLACE)

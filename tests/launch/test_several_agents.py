@@ -311,7 +311,7 @@ def test_a_node_that_serves_the_ranks_store_ends_when_it_hears_of_no_other_one(
     code, run = _lose_the_host_of_the_job_store(
         background, script(FINITE), tmp_path, ranks_store="left", restart="in-process"
     )
-    assert (code, run.verdict["outcome"]) == (0, "completed")
+    assert (code, run.verdict["outcome"], run.verdict["ranks_lost"]) == (0, "completed", [1])
 
 
 def test_no_process_takes_the_place_of_a_rank_whose_store_is_gone(

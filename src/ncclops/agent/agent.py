@@ -448,6 +448,7 @@ class _Agent:
             gpu_faults=tuple(attempt.gpu_faults),
             slow_ranks=tuple(attempt.watching.slow_ranks.values()),
             network=attempt.network.use,
+            without=tuple(sorted(team.lost)),
             store_ended=attempt.store_ended,
             why_ended=team.explanations(),
             by_force=team.by_force,

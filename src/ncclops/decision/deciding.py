@@ -42,8 +42,7 @@ class AttemptDecision:
 
     ``failure`` and ``classification`` (JSON, with evidence) are what it was judged by, None where
     it did not fail (of a job that was stopped, ``failure`` is a rank's meanwhile); ``story`` tells
-    it. ``ranks_lost`` are those without which a job that restarts in place has finished; ranks of a
-    node that did not report its end are not among them.
+    it. ``ranks_lost`` are those without which a job that restarts in place has finished.
     ``gpu_faults``, ``slow_ranks`` and ``networks`` are those of all nodes, ``replaced`` the nodes,
     by their rank, that take no part in what follows. ``attempt`` is what the job's history has to
     remember, ``retry`` the retry policy's decision with the fields of a ``retry`` event.
@@ -145,7 +144,8 @@ def _completed(
 ) -> AttemptDecision:
     well = sum(node.well for node in present)
     bad = [ending for node in present for ending in node.bad]
-    lost = tuple(sorted(ending.rank for ending in bad))
+    gone = _gone_unseen(present)
+    lost = tuple(sorted(gone.union(ending.rank for ending in bad)))
     parts = [
         f"{wording.describe_loss(node.name, node.lost)}, the others went on"
         for node in present
@@ -154,6 +154,9 @@ def _completed(
     why = {rank: why for node in present for rank, why in node.why_ended.items()}
     why |= {fault.rank: str(fault) for fault in _gpu_faults(present)}
     parts += [f"{ranks_named(ranks)} {how}, the others went on" for ranks, how in _alike(bad, why)]
+    if gone and not any(node.lost is not None for node in present):
+        verb = "was" if len(gone) == 1 else "were"
+        parts.append(f"{ranks_named(gone)} {verb} lost, the others went on")
     after = [e for node in present for e in node.endings if e.ok and e.exit_code != 0]
     parts += [
         f"{ranks_named(ranks)} {how}, after the script had ended well"
@@ -173,6 +176,12 @@ def _completed(
         code = EXIT_INTERNAL_ERROR if unjudged else rules.exit_codes.no_receipt
         return AttemptDecision(outcome="no-receipt", exit_code=code, reason=reason, ranks_lost=lost)
     return AttemptDecision(outcome="completed", exit_code=0, reason=reason, ranks_lost=lost)
+
+
+def _gone_unseen(present: Sequence[NodeEnd]) -> set[int]:
+    """Ranks that were lost to the others, and whose end no node has seen."""
+    seen = {ending.rank for node in present for ending in node.endings}
+    return {rank for node in present for rank in node.without} - seen
 
 
 def _alike(

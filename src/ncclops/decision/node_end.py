@@ -61,6 +61,7 @@ class NodeEnd:
     ``hosts_store``: the job's store goes with it. ``store_ended``: how the server of the workers'
     store ended, where it did before they had. ``why_ended``: of ranks that the restart core has
     ended, on this node or others, and of those whose death the agent can explain.
+    ``without``: ranks of the job that the workers of this node went on without, to the end.
     ``by_force``: ranks were made to leave what they were in, or not given the time to.
 
     ``lost``: why the node did not report its end; then all else is unknown. ``idle``:
@@ -90,6 +91,7 @@ class NodeEnd:
     hosts_store: bool = False
     store_ended: str | None = None
     why_ended: Mapping[int, str] = field(default_factory=dict)
+    without: tuple[int, ...] = ()
     by_force: bool = False
     lost: str | None = None
     idle: bool = False
