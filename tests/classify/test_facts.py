@@ -35,6 +35,13 @@ near_misses = ["some of it"]
         (None, "SIGFPE", "process-crash", "elastic-exit-11"),
         (None, "SIGABRT", "peer-exit", "elastic-exit-6"),
         (None, "SIGTERM", "peer-exit", "elastic-exit-15"),
+        (None, "SIGTRAP", "process-crash", "elastic-exit-11"),
+        (None, "SIGHUP", "process-crash", "ended-by-other-signal"),
+        (None, "SIGUSR1", "preempted", "ended-by-warning-signal"),
+        (None, "SIGPROF", "user-error", "ended-by-timer"),
+        (None, "SIGXCPU", "user-error", "ended-by-limit"),
+        (None, "SIGSTKFLT", "process-crash", "ended-by-other-signal"),
+        (None, "signal 40", "process-crash", "ended-by-other-signal"),
     ],
 )
 def test_an_exit_alone_is_classified(
@@ -72,12 +79,20 @@ def test_a_crash_of_a_process_that_had_failed_before_is_no_cause(rank: int, clas
     assert scanner.verdict().verdict.class_ == class_
 
 
-@pytest.mark.parametrize(("code", "signal"), [(0, None), (None, "SIGUSR1"), (None, "signal 40")])
-def test_an_end_that_proves_nothing_is_unknown_and_no_empty_input(
-    code: int | None, signal: str | None
-) -> None:
+def test_a_signal_leads_over_what_its_peers_lost_and_over_the_steps_before() -> None:
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:45454."
     scanner = Scanner()
-    scanner.add_exit(0, code=code, signal=signal)
+    scanner.feed(0, "stdout", b"".join(b"step %d loss 0.1\n" % step for step in range(20)))
+    scanner.feed(0, "stderr", f"[rank0]: {lost}\n".encode())
+    scanner.add_exit(1, signal="SIGUSR1")
+    scanner.add_exit(0, code=1)
+    verdict = scanner.verdict().verdict
+    assert (verdict.class_, verdict.rank, verdict.rank_began_it) == ("preempted", 1, True)
+
+
+def test_an_end_that_proves_nothing_is_unknown_and_no_empty_input() -> None:
+    scanner = Scanner()
+    scanner.add_exit(0, code=0)
     verdict = scanner.verdict().verdict
     assert verdict.class_ == "unknown"
     assert "empty" not in verdict.summary

@@ -49,6 +49,7 @@ _TEXTS = (
 )  # fmt: skip
 _KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang", "compares"})
 ANY_FAILURE = "nonzero"
+OTHER_SIGNAL = "other-signal"
 _IDS = ("requires", "requires_all", "absent", "outranks", "explains_line", "echo_of")
 _KEPT_AS: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(_LISTS, tuple),
@@ -119,7 +120,10 @@ class SignatureSet:
     def of_exit(self, code: int | None, signal: str | None) -> list[Signature]:
         """The signatures for a process that ended with ``code``, or was killed by ``signal``."""
         names = {signal} if signal is not None else {str(code), *([ANY_FAILURE] if code else [])}
-        return [signature for signature in self.signatures if signature.exits & names]
+        found = [signature for signature in self.signatures if signature.exits & names]
+        if signal is None or found:
+            return found
+        return [signature for signature in self.signatures if OTHER_SIGNAL in signature.exits]
 
     def of_hang(self) -> list[Signature]:
         """The signatures for a rank that the launcher has found hung."""
@@ -336,14 +340,14 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
             yield f"{key} = {entry[key]!r} is none of {', '.join(shown)}{close}"
     exits = entry.get("exits", [])
     if not isinstance(exits, list) or not all(map(_is_exit, exits)):
-        names = f"names of signals, exit codes from 1 to 255, or {ANY_FAILURE!r}"
+        names = f"names of signals, exit codes from 1 to 255, {OTHER_SIGNAL!r} or {ANY_FAILURE!r}"
         yield f"exits must be a list of {names}"
 
 
 def _is_exit(value: object) -> bool:
     if isinstance(value, int):
         return 0 < value < 256
-    return isinstance(value, str) and value in {ANY_FAILURE, *signal.Signals.__members__}
+    return isinstance(value, str) and value in {ANY_FAILURE, OTHER_SIGNAL, *signal.Signals.__members__}
 
 
 def _problems_of_literals(entry: dict[str, Any]) -> Iterator[str]:

@@ -78,8 +78,9 @@ class Signature(NamedTuple):
     short of a whole run of steps (the default), or ``never``.
     ``teardown``: a consequence when any other failure precedes it in the same log.
     ``echo_of``: ids; a consequence when one of them precedes it in any log of the job.
-    ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes, or
-    ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, given the same way.
+    ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes,
+    ``nonzero`` (any code but 0), or ``other-signal`` (one that no signature names).
+    ``hang``: a hang that the launcher has found, given the same way.
     ``compares``: the line counts where its operation is another one than a different rank's.
     ``explains_line``: ids that give way where they match the same line, and there only.
     ``condition``: of a harmless line, in words, what must follow or be absent for it to be so.
