@@ -232,6 +232,23 @@ def test_of_an_exception_with_a_long_message_as_much_is_recorded_as_is_read(
     assert recorded.is_system_exit is (raised == "SystemExit")
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(256, "SystemExit: 256"), (ValueError("no path /data"), "no path /data"), (1.5, "1.5")],
+)
+def test_what_the_exit_code_does_not_tell_of_an_end_is_recorded(
+    code: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the script's is set around it
+    with pytest.raises(SystemExit), script._described():
+        sys.exit(code)  # type: ignore[arg-type]
+    recorded = read_error(tmp_path / "error.json")
+    assert recorded is not None
+    assert recorded.message == told
+    assert recorded.is_system_exit is (code != 256)
+
+
 @pytest.mark.parametrize("called", ["", ":main"])
 def test_a_script_that_was_replaced_by_a_pipe_is_not_waited_for(
     called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

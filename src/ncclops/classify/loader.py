@@ -347,7 +347,11 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
 def _is_exit(value: object) -> bool:
     if isinstance(value, int):
         return 0 < value < 256
-    return isinstance(value, str) and value in {ANY_FAILURE, OTHER_SIGNAL, *signal.Signals.__members__}
+    return isinstance(value, str) and value in {
+        ANY_FAILURE,
+        OTHER_SIGNAL,
+        *signal.Signals.__members__,
+    }
 
 
 def _problems_of_literals(entry: dict[str, Any]) -> Iterator[str]:

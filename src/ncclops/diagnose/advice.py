@@ -55,7 +55,7 @@ _ENDED_ITSELF = (
     "the script ends itself{at} with this code: see there under which condition, and what it had"
     " printed"
 )
-_EXIT_CODE = re.compile(r"SystemExit: \d+")
+_EXIT_CODE = re.compile(r"SystemExit: -?\d+")
 PEER_EXIT = "peer-exit"  # the class of an exit code that nothing explains
 # Of a run whose output shows no failure, as where the launcher was killed.
 OUTPUT_SHOWS_NOTHING = (

@@ -50,7 +50,7 @@ _MOST_CHARS = 300
 # An exception begins with its type; the text that a script ends itself with does not.
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 # What was handed to `sys.exit`: a number, or text.
-_LAST_WORDS = re.compile(r"SystemExit: (?:(?P<code>\d+)\b|(?P<text>.*))", re.DOTALL)
+_LAST_WORDS = re.compile(r"SystemExit: (?:(?P<code>-?\d+)\b|(?P<text>.*))", re.DOTALL)
 _ENDED_IT = "; its monitor process ended it"
 
 

@@ -191,10 +191,13 @@ def _described() -> Iterator[None]:
             pass  # a child that the script has forked, and which may fail alone
         elif isinstance(error, Exception):
             _record(list(described(error).format_exception_only())[-1].strip(), error)
-        elif isinstance(error, SystemExit) and isinstance(error.code, str):
-            _record(shortened(error.code), error)
         elif isinstance(error, SystemExit) and error.code in (None, 0):
             _report_exit(error.__traceback__)
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            if error.code & 0xFF == 0:  # all that the process's own exit code would have of it
+                _record(f"SystemExit: {error.code}", error)
+        elif isinstance(error, SystemExit):
+            _record(shortened(str(error.code)), error)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
 
