@@ -90,6 +90,20 @@ def test_a_signal_leads_over_what_its_peers_lost_and_over_the_steps_before() -> 
     assert (verdict.class_, verdict.rank, verdict.rank_began_it) == ("preempted", 1, True)
 
 
+def test_a_scripts_own_watchdog_leads_over_what_its_peers_lost_and_over_nothing_else() -> None:
+    lost = b"[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:45454.\n"
+    dumped = b'Timeout (0:00:05)!\nThread 0x7f (most recent call first):\n  File "t.py", line 9\n'
+    ended, failed = Scanner(), Scanner()
+    for scanner in (ended, failed):
+        scanner.feed(0, "r0", lost)
+        scanner.feed(1, "r1", dumped)
+        scanner.add_exit(1, code=1)
+    failed.feed(2, "r2", b"[rank2]: KeyError: 'lr'\n")
+    verdict = ended.verdict().verdict
+    assert (verdict.class_, verdict.rank) == ("watchdog-timeout", 1)
+    assert failed.verdict().verdict.class_ == "user-error"
+
+
 def test_an_end_that_proves_nothing_is_unknown_and_no_empty_input() -> None:
     scanner = Scanner()
     scanner.add_exit(0, code=0)
