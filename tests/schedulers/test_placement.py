@@ -184,6 +184,17 @@ def test_a_pod_of_a_pytorchjob_is_a_node() -> None:
     assert placed.rendezvous.address == "train-master-0:23456"
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("MASTER_ADDR", "--master-addr"), ("RANK", "RANK="), ("MASTER_PORT", "MASTER_PORT=")],
+)
+def test_a_pod_that_is_told_half_of_its_place_is_no_job_of_its_own(name: str, asked: str) -> None:
+    with pytest.raises(UsageError, match=asked):
+        place(NodeOptions(), environ=POD | {name: ""})
+    single = place(NodeOptions(), environ=POD | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": ""})
+    assert single.rendezvous is None
+
+
 def test_those_names_mean_nothing_outside_a_pod_or_inside_another_launchers_worker() -> None:
     shell = {k: v for k, v in POD.items() if k != "KUBERNETES_SERVICE_HOST"}
     assert place(NodeOptions(), environ=shell).rendezvous is None

@@ -159,10 +159,13 @@ def _open_mpi_head(environ: Environ) -> str | None:
 def _pytorch_job(environ: Environ) -> SchedulerPlacement | None:
     """A pod of a PyTorchJob: one process per pod, so its world is the pods.
 
-    The names are common property, so they count in a pod only.
+    The names are common property, so they count in a pod only, and all together. An address that
+    is set and empty is asked for where there are several nodes.
     """
     wanted = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-    if "KUBERNETES_SERVICE_HOST" not in environ or not all(environ.get(n) for n in wanted):
+    if "KUBERNETES_SERVICE_HOST" not in environ or not all(name in environ for name in wanted):
+        return None
+    if not environ["WORLD_SIZE"]:
         return None
     if "LOCAL_RANK" in environ:  # a worker of another launcher in the pod
         return None
@@ -171,7 +174,7 @@ def _pytorch_job(environ: Environ) -> SchedulerPlacement | None:
         options=NodeOptions(
             nnodes=environ["WORLD_SIZE"],
             node_rank=_number("RANK", environ["RANK"]),
-            master_addr=environ["MASTER_ADDR"],
+            master_addr=environ["MASTER_ADDR"] or None,
             master_port=_number("MASTER_PORT", environ["MASTER_PORT"]),
         ),
     )
