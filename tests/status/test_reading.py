@@ -213,6 +213,20 @@ def test_the_verdict_ends_it(run: Path) -> None:
     assert read_once(run).seconds == status.seconds
 
 
+@pytest.mark.parametrize("has_verdict", [True, False])
+def test_a_rank_whose_end_nobody_has_seen_is_lost_once_the_run_is_over(
+    run: Path, has_verdict: bool
+) -> None:
+    at_step(run, 1, 3)
+    write_events(run, [event("worker-exited", time.time(), 0, code=1, reason="x")])
+    if has_verdict:
+        fields: dict[str, Any] = {"outcome": "failed", "exit_code": 1, "reason": "r"}
+        write_events(run, [event("verdict", time.time(), **fields)])
+    status = read_once(run, lambda _: True)
+    assert [rank.phase for rank in status.ranks] == ["failed", "lost"]
+    assert status.ranks[1].step == 3
+
+
 def test_where_the_clock_was_set_meanwhile_the_verdict_says_how_long_it_took(run: Path) -> None:
     with (run / "events.jsonl").open() as file:
         ended = json.loads(file.readline())["ts"] + 3600

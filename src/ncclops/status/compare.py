@@ -11,7 +11,7 @@ from ncclops.record.events import StragglerEvent
 from ncclops.record.progress import UNUSUAL_STEPS
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
 
-_GONE = ("ended", "failed")
+_GONE = ("ended", "failed", "lost")
 # From this ratio of its step time to the median rank's on, a rank is shown as slow.
 SLOW_RATIO = 1 + THRESHOLD
 # A rank that trains and has ended no step for so long, and for unusually many of the median rank's

@@ -46,7 +46,8 @@ class RankStatus:
     """One rank, by its initial number. What is not known is None.
 
     ``phase`` is ``starting``, ``warming-up``, ``training`` or ``running`` as for the run, ``ended``
-    or ``failed`` for a worker that has exited, or what the script has declared (``checkpoint``).
+    or ``failed`` for a worker that has exited, ``lost`` for one whose end nobody has seen while the
+    run is over, or what the script has declared (``checkpoint``).
     ``step_s`` is the median duration of its last steps,
     ``own_step_s`` the same without waiting for others (the whole step where the script does not
     say), ``step_ratio`` its share of the median rank's. Ages are in seconds before ``as_of``.

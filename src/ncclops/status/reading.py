@@ -71,8 +71,8 @@ class RunReader:
 
     def _own_status(self, lost: bool) -> RunStatus:
         facts, now = self._facts, time.time()
-        ranks = tuple(self._look(facts.ranks[rank], now) for rank in sorted(facts.ranks))
         over = lost or facts.verdict is not None
+        ranks = tuple(self._look(facts.ranks[rank], now, over) for rank in sorted(facts.ranks))
         until = facts.newest if over and facts.newest is not None else now
         status = RunStatus(
             run_id=facts.run_id,
@@ -124,11 +124,13 @@ class RunReader:
         except (UsageError, OSError):
             return None
 
-    def _look(self, facts: RankFacts, now: float) -> RankStatus:
+    def _look(self, facts: RankFacts, now: float, over: bool) -> RankStatus:
         on_this_host = facts.host == host_name() and self._is_of_this_boot
         here = on_this_host and self._facts.verdict is None
         moment = Moment(now=now, monotonic_ns=time.monotonic_ns(), here=here)
         seen = look(self._run_dir, facts, moment)
+        if over and facts.ended is None:
+            seen = replace(seen, phase="lost", step_age_s=None, heartbeat_age_s=None)
         return replace(seen, gpu_memory_gib=self._gpus.gib(facts.rank) if here else None)
 
     def _phase(self, ranks: tuple[RankStatus, ...]) -> RunPhase:
