@@ -139,7 +139,8 @@ def test_an_incident_that_the_end_of_the_run_cut_short_is_a_note(
     snapshot.mkdir(parents=True)
     (snapshot / "process.json").write_text("{}")
     found = diagnose(run)
-    assert found.notes == ("incident 0 was cut short: the run ended before it was written",)
+    why = "the run ended before it was written, or its file system took no more"
+    assert found.notes == (f"incident 0 was cut short: {why}",)
     assert "try `ncclops diagnose`" in ncclops_in_process("incident", run).stderr
     (snapshot / "stacks.txt").write_text("")
     assert "try `ncclops flight analyze " in ncclops_in_process("incident", run).stderr

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ncclops.diagnose.incident_events import advice_on
-from ncclops.diagnose.incident_report import IncidentReport, report_incident
+from ncclops.diagnose.incident_report import NOT_WRITTEN, IncidentReport, report_incident
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.durations import format_rounded
@@ -279,7 +279,7 @@ def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
     directory = incidents / str(known[-1])
     is_cut = not (directory / INCIDENT).exists() and incident_record.read(directory) is None
     if is_cut and RunPaths(run).verdict.exists():
-        notes.append(f"incident {known[-1]} was cut short: the run ended before it was written")
+        notes.append(f"incident {known[-1]} was cut short: {NOT_WRITTEN}")
         return None
     try:
         return report_incident(run, None)

@@ -51,6 +51,8 @@ _MOST_CHARS = 300
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 # What was handed to `sys.exit`: a number, or text.
 _LAST_WORDS = re.compile(r"SystemExit: (?:(?P<code>-?\d+)\b|(?P<text>.*))", re.DOTALL)
+# Which of them it was, nothing says: where a disk is full, no note of that can be written either.
+NOT_WRITTEN = "the run ended before it was written, or its file system took no more"
 _ENDED_IT = "; its monitor process ended it"
 
 
@@ -228,7 +230,7 @@ def _record(directory: Path) -> IncidentRecord:
     there = (f"rank*/{name}" for name in _ANALYSED)
     is_shown = any(any(directory.glob(pattern)) for pattern in there)
     command = f"flight analyze {directory}" if is_shown else "diagnose"
-    why = f"{directory} has no {INCIDENT}: the run ended before it was written"
+    why = f"{directory} has no {INCIDENT}: {NOT_WRITTEN}"
     if os.path.lexists(directory / INCIDENT):
         why = f"{directory / INCIDENT} is damaged"
     raise UsageError(f"{why}; try `ncclops {command}`")
