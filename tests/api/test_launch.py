@@ -101,6 +101,11 @@ def test_a_job_that_fails_is_a_verdict_that_names_the_rank_and_the_class(project
             UsageError,
             "NCCLOPS_RESTART_HOST='192.0.2.7': 192.0.2.7 is no address of this host; put ",
         ),
+        (
+            {"nnodes": "2", "rdzv_endpoint": "127.0.0.1", "local_addr": "192.0.2.7"},
+            UsageError,
+            "--local-addr='192.0.2.7': 192.0.2.7 is no address of this host; put this host's",
+        ),
         ({"node_rank": 3}, UsageError, "--node-rank 3 of a job of one node"),
     ],
 )

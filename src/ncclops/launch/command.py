@@ -107,7 +107,8 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         options.check_allowed(request.allowed_differences, names)
     planned = plan.without_run(os.environ)
     options.check_compat(planned)
-    options.check_store_variables(planned, nodes=nodes.count)
+    local_addr = None if rendezvous is None else rendezvous.local_addr
+    options.check_addresses(planned, nodes=nodes.count, local_addr=local_addr)
     if request.require_network:
         options.check_nccl_says(effective(planned))
     around = Surroundings(

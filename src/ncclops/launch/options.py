@@ -346,8 +346,9 @@ def check_compat(environ: Mapping[str, str]) -> None:
         raise UsageError(f"{COMPAT}={given}: only nvrx is known: correct or unset it")
 
 
-def check_store_variables(environ: Mapping[str, str], *, nodes: int) -> None:
-    """Raises ``UsageError`` for a variable of the restart core's that every worker would refuse.
+def check_addresses(environ: Mapping[str, str], *, nodes: int, local_addr: str | None) -> None:
+    """Raises ``UsageError`` for a variable of the restart core's that every worker would refuse,
+    and for a ``--local-addr`` at which nothing of this host can be reached.
 
     On several nodes the agents give the workers the store's address.
     """
@@ -358,6 +359,8 @@ def check_store_variables(environ: Mapping[str, str], *, nodes: int) -> None:
             variables.external_store(environ)
         variables.relay_is_wanted(environ)
         addresses.chosen_address(environ)
+        if local_addr is not None:
+            addresses.own_address(local_addr, "--local-addr")
     except ValueError as error:
         raise UsageError(str(error)) from None
 

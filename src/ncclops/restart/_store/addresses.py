@@ -136,18 +136,26 @@ def reachable_host() -> str:
 
 def chosen_address(environ: Mapping[str, str]) -> str | None:
     """That of ``NCCLOPS_RESTART_HOST``, as ``reachable_host``; None where that is not known."""
-    if not (chosen := environ.get("NCCLOPS_RESTART_HOST")):
-        return None
+    chosen = environ.get("NCCLOPS_RESTART_HOST")
+    return own_address(chosen, "NCCLOPS_RESTART_HOST") if chosen else None
+
+
+def own_address(given: str, setting: str) -> str | None:
+    """The address ``given`` for this host by ``setting``, or that of the name; None, with a
+    warning, for a name that no name server answers for in time.
+
+    Raises ``ValueError`` for a name that does not exist, and an address of another host.
+    """
     try:
-        address = _seen_from_outside(resolve(chosen, _OPTIONAL_NAME_WITHIN_S)[0], chosen)
+        address = _seen_from_outside(resolve(given, _OPTIONAL_NAME_WITHIN_S)[0], given)
         _check_is_ours(address)
         return address
     except TimeoutError as error:
-        log.warning("NCCLOPS_RESTART_HOST: %s: put the address there, or in /etc/hosts", error)
+        log.warning("%s: %s: put the address there, or in /etc/hosts", setting, error)
         return None
     except OSError as error:
         raise ValueError(
-            f"NCCLOPS_RESTART_HOST={chosen[:80]!r}: {error}; put this host's address there"
+            f"{setting}={given[:80]!r}: {error}; put this host's address there"
         ) from error
 
 
