@@ -22,6 +22,7 @@ EVERYWHERE = {
     "errors",
     "exhausted",
     "exit_codes",
+    "flight_recorders",
     "given_path",
     "durations",
     "lazy_names",

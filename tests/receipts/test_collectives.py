@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ncclops.receipts.collectives import Counted, awaited, count
+from ncclops.receipts.collectives import (
+    Counted,
+    awaited,
+    count,
+    may_wait_for_batch,
+    read_statuses,
+)
 from tests.conftest import LIMIT_S, clean_environ
 from tests.lanes import IN_SCRIPT, LaneProcess, lanes
 
@@ -19,7 +26,7 @@ def status(enqueued: object, completed: object) -> dict[str, Any]:
     return {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
 
 
-NCCL, OTHER = "_dump_nccl_trace_json/0", "_dump_fr_trace_json/0"
+NCCL, OTHER = "nccl/0", "gloo/0"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_a_call_that_torch_does_not_count_yet_is_pending() -> None:
 
 
 def test_groups_of_an_earlier_start_do_not_count() -> None:
-    statuses = {NCCL: status(8, 7), "_dump_nccl_trace_json/1": status(3, 3)}
+    statuses = {NCCL: status(8, 7), "nccl/1": status(3, 3)}
     assert count(statuses, frozenset({NCCL})) == (3, 3)
 
 
@@ -89,7 +96,48 @@ def test_whom_a_message_waits_for(
         {"entries": entries, "pg_config": ranks}
     )
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", recorder)
-    assert awaited(frozenset({"_dump_nccl_trace_json/2"})) == rank
+    assert awaited(frozenset({"nccl/2"})) == rank
+
+
+def of_second_engine(dumps: Callable[[bool], dict[str, Any]]) -> ModuleType:
+    """torch with that engine, whose recorder says ``dumps`` of all its operations or the pending
+    ones; the others have nothing."""
+    module = ModuleType("recorder")
+    module.ProcessGroupNCCL2 = module._reset_fr_trace = object()  # type: ignore[attr-defined]
+    module._dump_fr_trace_json = lambda _entries, active, backend="gloo": json.dumps(  # type: ignore[attr-defined]
+        dumps(active) if backend == "nccl2" else {}
+    )
+    module._dump_nccl_trace_json = lambda _entries, _active: "{}"  # type: ignore[attr-defined]
+    return module
+
+
+def test_the_second_engine_of_nccl_is_counted_from_one_and_asked_whom_a_message_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = {
+        "entries": [pending(4, "recv 1<-0")],
+        "pg_config": {"0": {"ranks": "[2, 3]"}},
+        "pg_status": {"0": status("4", "3"), "1": status("0", "-1")},
+    }
+    module = of_second_engine(lambda _active: document)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+    assert count(read_statuses()) == (6, 4)
+    assert count(read_statuses(), frozenset({"nccl2/0"})) == (1, 0)
+    assert awaited() == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "may_wait"),
+    [([], False), ([False], False), ([False, True], True), ([True, False], False)],
+)
+def test_a_message_that_comes_last_may_wait_in_the_second_engine(
+    messages: list[bool], may_wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [pending(n, "any") | {"is_p2p": each} for n, each in enumerate(messages)]
+    module = of_second_engine(lambda active: {"entries": [] if active else entries})
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+    assert may_wait_for_batch() == may_wait
+    assert not may_wait_for_batch(frozenset({"nccl2/0"}))
 
 
 @pytest.mark.slow
@@ -98,7 +146,7 @@ def test_a_real_group_is_counted(lane_process: LaneProcess) -> None:
     """And what a GPU has completed, and whom a message of NCCL waits for."""
     source = """
 import time, torch.distributed as dist
-from ncclops.receipts.collectives import awaited, count, read_statuses
+from ncclops.receipts.collectives import awaited, count, may_wait_for_batch, read_statuses
 assert count(read_statuses()) is None
 dist.init_process_group(**lane, store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(3):
@@ -109,11 +157,15 @@ while (counted := count(read_statuses())) not in ends and time.monotonic() < dea
     time.sleep(0.01)  # torch's watchdog counts what has completed
 assert counted in ends, counted
 if device:
+    second_engine = dist.group.WORLD._get_backend(device).name() == "nccl2"
     assert awaited() is None
     with dist._coalescing_manager(device=device, async_ops=True):
         dist.irecv(torch.ones(1, device=device), 0)
-        assert awaited() == 0
+        assert second_engine or awaited() == 0
         dist.isend(torch.ones(1, device=device), 0)
+    assert may_wait_for_batch() == second_engine
+    dist.all_reduce(torch.ones(2, device=device))
+    assert not may_wait_for_batch()
 dist.destroy_process_group()  # torch may abort at the end of a process that has not done so
 """
     recorder = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_TRACE_BUFFER_SIZE": "100"}

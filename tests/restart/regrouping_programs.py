@@ -176,7 +176,7 @@ class _OnGpus:
         assert (dist.get_rank(), dist.get_world_size()) == (new.rank, new.world_size)
         ranks = dist.get_process_group_ranks(dist.group.WORLD)
         assert ranks == list(range(new.world_size))
-        said = recorded()["pg_config"].get(dist.group.WORLD.group_name, {}).get("ranks", "[]")
+        said = recorded("nccl")["pg_config"].get(dist.group.WORLD.group_name, {}).get("ranks", "[]")
         assert json.loads(said) in ([], ranks), f"{said}: by that a hang would be explained"
         self._worker.note("regrouped", rung=group.rung.value, why=group.why, size=new.world_size)
         if self._ddp is not None and group.objects_stay:

@@ -79,6 +79,7 @@ ABORTED = [
     ValueError("Default process group has not been initialized, please make sure to call"),
     ValueError("Invalid process group specified"),
     RuntimeError("NCCL error in: /pg.cpp:4332, internal error - please report\nncclInternalError"),
+    RuntimeError("NCCL GroupEnd failed: internal error - please report this issue"),
     during(RuntimeError("Connection closed by peer [127.0.0.1]:1"), RuntimeError("step 7 failed")),
     during(RESTART(), ValueError("in the clean-up")),
 ]
@@ -92,6 +93,7 @@ def test_what_an_abort_does_to_a_rank_that_uses_its_groups(error: BaseException)
 def test_an_error_that_has_nothing_to_do_with_groups_does_not_follow_from_an_abort() -> None:
     assert not follows_from_abort(during(KeyError("group"), ValueError("the loss is not finite")))
     assert not follows_from_abort(RuntimeError("NCCL error in: /pg.cpp:4332, invalid argument"))
+    assert not follows_from_abort(RuntimeError("NCCL GroupEnd failed: invalid argument"))
 
 
 def test_an_interruption_says_what_it_is() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from ncclops import flight_recorders
 from ncclops.restart import session
 from ncclops.restart._endings import follows_from_abort
 from ncclops.restart._groups import recorder
@@ -104,17 +105,16 @@ def test_an_operation_that_a_rank_begins_is_seen() -> None:
     assert before != begun_operations() == begun_operations()
 
 
+@pytest.mark.parametrize("used", flight_recorders.ALL)
 def test_what_is_remembered_of_operations_does_not_grow_with_the_groups_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, used: str
 ) -> None:
     """The recorder keeps the counts of each group that there has ever been."""
 
     def begun_in(groups: dict[str, int]) -> list[Any]:
         counts = {group: {"last_enqueued_collective": count} for group, count in groups.items()}
         found = {"pg_config": {"0": {}}, "pg_status": counts}
-        monkeypatch.setattr(
-            recorder, "recorded", lambda name="nccl": found if name == "nccl" else {}
-        )
+        monkeypatch.setattr(recorder, "recorded", lambda name: found if name == used else {})
         return begun_operations()
 
     many = {str(n): 2 for n in range(1000)}

@@ -48,7 +48,7 @@ ANY_OF = [
     ("_groups/tables.py", EXTENSION, ["_unregister_all_process_groups"]),
     ("_groups/aborting.py", NCCL, ["abort", "_abort", "_shutdown"]),
     ("_groups/ending.py", NCCL, ["shutdown", "_shutdown"]),
-    ("abort.py", EXTENSION, ["_dump_fr_trace", "_dump_nccl_trace"]),
+    ("flight_recorders.py", EXTENSION, ["_dump_fr_trace", "_dump_nccl_trace"]),
     ("store_server.py", "torch._C", ["_c10d_init"]),
     ("_interrupt/delicate.py", ITERATOR, ["_reset"]),
     ("_interrupt/delicate.py", ITERATOR, ["_next_data"]),

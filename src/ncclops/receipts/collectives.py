@@ -12,29 +12,26 @@ that the last one reported need not be the last one. There, "all are completed" 
 A call that waits for its peers before torch counts it, as NCCL's do until the ranks are connected,
 counts as enqueued where no other one is pending.
 
-Messages between two ranks of NCCL are counted with them. While nothing moves, the entries are read
-as well: the oldest one that is pending tells which rank a message waits for.
+Messages between two ranks of NCCL are counted with them. torch's second engine takes those of a
+batch for done at once: where one comes last, what was completed is not known. While nothing moves,
+the entries are read as well: the oldest one that is pending tells which rank a message waits for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ncclops import flight_recorders
 from ncclops.receipts.silent import Silent
 
-_MODULE = "torch._C._distributed_c10d"
-_NCCL = "_dump_nccl_trace_json"
-# The other one is for the rest, from torch 2.8 on.
-_DUMPS = (_NCCL, "_dump_fr_trace_json")
 # Periodic, because no event says that collectives no longer come.
 _EVERY_S = 1.0
-# "nccl:send 0->1" and "nccl:recv 1<-0": this rank and the other one, by their places in the group.
+# "nccl:send 0->1" and "nccl2:recv 1<-0": this rank and the other one, by their places in the group.
 _PEER = re.compile(r"\d+(?:->|<-)(\d+)$")
 # What ends a batch of them.
 _BATCH = "nccl:coalesced"
@@ -86,6 +83,7 @@ class CollectiveCounter:
     def _run(self) -> None:
         pause = threading.Event()
         before: Counted | None = None
+        may_wait: bool | None = None
         while not pause.wait(_EVERY_S):
             earlier = self._earlier
             statuses = read_statuses()
@@ -96,14 +94,20 @@ class CollectiveCounter:
             is_in_call = self._is_in_call()
             counted = count(statuses, earlier, is_in_call=is_in_call)
             peer = awaited(earlier) if counted == before else None
+            if counted != before:
+                may_wait = None
+            elif may_wait is None:
+                may_wait = may_wait_for_batch(earlier)
             before = counted
+            if counted is not None and counted[0] == counted[1] and may_wait:
+                counted = counted[0], None
             if earlier is self._earlier:  # else the script has started again meanwhile
                 wait = self._wait() if is_in_call else 0
                 self._recorder.note_collectives(counted, peer, wait)
 
 
 def _is_of_nccl(group: str) -> bool:
-    return group.startswith(_NCCL)
+    return group.partition("/")[0] in flight_recorders.ALL_OF_NCCL
 
 
 def _completed(statuses: Statuses) -> set[str]:
@@ -148,12 +152,19 @@ def awaited(earlier: frozenset[str] = frozenset()) -> int | None:
 
     None: it is no message, or a batch of them with several ranks, or nothing is known.
     """
-    dump: Callable[..., str | bytes] | None = getattr(sys.modules.get(_MODULE), _NCCL, None)
-    if dump is None:
-        return None
+    for name in flight_recorders.ALL_OF_NCCL:
+        found = _awaited(name, earlier)
+        if found is not None:
+            return found
+    return None
+
+
+def _awaited(recorder: str, earlier: frozenset[str]) -> int | None:
     try:
-        document = json.loads(dump(True, True))
-        pending = [e for e in document["entries"] if f"{_NCCL}/{e['pg_id']}" not in earlier]
+        document = _read(recorder, with_operations=True)
+        pending = [
+            e for e in document.get("entries", ()) if f"{recorder}/{e['pg_id']}" not in earlier
+        ]
         pending.sort(key=lambda entry: int(entry["record_id"]))
         found = []
         for entry in pending:
@@ -163,25 +174,55 @@ def awaited(earlier: frozenset[str] = frozenset()) -> int | None:
             found.append(int(members[int(peer[1])]))
         are_batch = len(found) < len(pending) and pending[len(found)]["profiling_name"] == _BATCH
         return found[0] if not are_batch or len(set(found)) == 1 else None
-    except (RuntimeError, TypeError, ValueError, LookupError):  # another release's, or none
+    except (TypeError, ValueError, LookupError):  # another release's, or none
         return None
+
+
+def may_wait_for_batch(earlier: frozenset[str] = frozenset()) -> bool:
+    """Whether the last operation of a group is a message of which no recorder knows whether it has
+    ended: torch's second engine takes those of a batch for done as they begin.
+
+    Reads all operations, 10 to 20 us each. Groups ``earlier`` do not count.
+    """
+    recorder = flight_recorders.SECOND_OF_NCCL
+    newest: dict[str, tuple[int, bool]] = {}
+    try:
+        for entry in _read(recorder, with_operations=True, pending=False).get("entries", ()):
+            group = f"{recorder}/{entry['pg_id']}"
+            found = int(entry["record_id"]), bool(entry["is_p2p"])
+            newest[group] = max(newest.get(group, found), found)
+    except (TypeError, ValueError, LookupError):
+        return False
+    return any(is_message for group, (_, is_message) in newest.items() if group not in earlier)
 
 
 def read_statuses() -> Statuses:
     """By group, what the flight recorders know; empty where there is none."""
-    module = sys.modules.get(_MODULE)
     found: dict[str, Mapping[str, Any]] = {}
-    for name in _DUMPS:
-        dump: Callable[..., str | bytes] | None = getattr(module, name, None)
-        if dump is None:
-            continue
-        try:
-            document = json.loads(dump(False, True))
-        except (RuntimeError, TypeError, ValueError):  # another release's arguments, or words
-            continue
-        statuses = document.get("pg_status") or {}
+    for name in flight_recorders.ALL:
+        statuses = _read(name).get("pg_status") or {}
+        if name == flight_recorders.SECOND_OF_NCCL:
+            statuses = {group: _from_one(status) for group, status in statuses.items()}
         found |= {f"{name}/{group}": status for group, status in statuses.items()}
     return found
+
+
+def _from_one(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``status`` of the second engine, whose first operation is number 0, as others have it."""
+    numbers = {name: _number(status, name) for name in status}
+    return {name: None if number is None else number + 1 for name, number in numbers.items()}
+
+
+def _read(recorder: str, *, with_operations: bool = False, pending: bool = True) -> dict[str, Any]:
+    """What it has of groups, and of operations: those that are ``pending``, or all."""
+    dump = flight_recorders.dumps(as_json=True).get(recorder)
+    if dump is None:
+        return {}
+    try:
+        document: dict[str, Any] = json.loads(dump(with_operations, pending))
+    except (RuntimeError, TypeError, ValueError):  # another release's arguments, or words
+        return {}
+    return document
 
 
 def _number(status: Mapping[str, Any], name: str) -> int | None:

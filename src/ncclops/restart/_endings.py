@@ -16,7 +16,8 @@ from ncclops.restart.raised import chain_of, comes_from_restart, is_due_to_peer,
 # a call that waits while its communicator is aborted.
 _LACKS_GROUP = re.compile(
     r"process group has not been initialized|invalid process group|"
-    r"group .* (is not registered|does not exist)|NCCL error in: .*internal error",
+    r"group .* (is not registered|does not exist)|"
+    r"NCCL (error in:.*|[\w ]+ failed:) internal error",
     re.IGNORECASE,
 )
 

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import distributed
 
-from ncclops.restart._groups import kept_beside
+from ncclops import flight_recorders
+from ncclops.restart._groups import kept_beside, recorder
 from ncclops.restart._groups.aborting import abort_groups
 from ncclops.restart._groups.gloo_sockets import shut_down_gloo_connections
 from ncclops.restart.log import logged
@@ -113,12 +113,13 @@ def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
 
 
 def _dump_trace(path: str, state: FrozenState) -> None:
-    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) or getattr(
-        torch._C._distributed_c10d, "_dump_fr_trace", None
-    )
-    if dump is None:
+    dumps = flight_recorders.dumps()
+    if not dumps:
         log.info("this build of torch has no flight recorder")
         return
+    # An engine of NCCL that is not in use has one, too.
+    used = (dump for name, dump in dumps.items() if recorder.recorded(name).get("pg_config"))
+    dump = next(used, next(iter(dumps.values())))
     target = Path(path)
     name = str(target / "nccl_trace_rank_") if target.is_dir() else path
     Path(f"{name}{state.active_rank if state.active_rank is not None else state.rank}").write_bytes(

@@ -28,10 +28,18 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart._groups.backends import MAKER, all_backends, backends_of, has_watchdog
+from ncclops.restart._groups.backends import (
+    MAKER,
+    all_backends,
+    backends_of,
+    has_watchdog,
+    is_of_second_engine,
+)
+from ncclops.restart._groups.recorder import is_pending_in_group_of_second_engine
 from ncclops.restart._interrupt.delicate import is_delicate
 from ncclops.restart._interrupt.other_threads import makers_of_groups
 from ncclops.restart.log import logged
@@ -79,6 +87,8 @@ _SETTLE_WITHIN_S = 5.0
 # Who wants the GIL has had it by then.
 _SETTLE_S = 0.02
 
+_LOOK_EVERY_S = 0.1
+
 
 @atexit.register  # while this is imported: what a script registers is dropped when it restarts
 def leave_groups_to_the_kernel() -> None:
@@ -117,9 +127,10 @@ def _threads_of_others_in_python() -> bool:
 def finish_operations_before_groups_end() -> None:
     """Have ``destroy_process_group`` wait where an abort ends the wait, for good.
 
-    torch waits in NCCL for a group's operations, with a lock held that the abort needs. A rank that
-    has finished, and whose peer hangs before its last collectives, could not be restarted. What
-    the abort has come to meanwhile is not ended again.
+    torch waits in NCCL for a group's operations, with a lock held that the abort needs, or in a
+    group that the abort leaves alone. A rank that has finished, and whose peer hangs before its
+    last collectives, could not be restarted. What the abort has come to meanwhile is not ended
+    again.
     """
     if not distributed.is_available():
         return
@@ -129,13 +140,39 @@ def finish_operations_before_groups_end() -> None:
 
     def wait_and_shut_down(group: Any) -> None:
         if any(map(has_watchdog, backends_of(group))):
-            with contextlib.suppress(RuntimeError):  # torch's second engine cannot
-                group._wait_for_pending_works()
+            if any(map(is_of_second_engine, backends_of(group))):
+                _wait_for_operations_of_second_engine(group)
+            else:
+                with contextlib.suppress(RuntimeError):  # as where one has timed out
+                    group._wait_for_pending_works()
             if not is_first_to_end(group):
                 return
         shut_down(group)
 
     distributed.ProcessGroup.shutdown = wait_and_shut_down
+
+
+def _wait_for_operations_of_second_engine(group: Any) -> None:
+    """torch's second engine has no function that waits for them. Its recorder knows which group's
+    are pending, and learns late that they are not, which the device tells at once."""
+    device = group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
+    is_idle = threading.Event()
+
+    def wait_for_device() -> None:
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+        is_idle.set()
+
+    if is_pending_in_group_of_second_engine(group.group_name):
+        threading.Thread(target=wait_for_device, name="ncclops-groups", daemon=True).start()
+        while not is_idle.wait(_LOOK_EVERY_S) and not _has_timed_out(group):
+            if not is_pending_in_group_of_second_engine(group.group_name):
+                break
+
+
+def _has_timed_out(group: Any) -> bool:
+    """Whether torch waits no longer for an operation of ``group``."""
+    return any(b.get_error().name == "TIMEOUT" for b in backends_of(group) if has_watchdog(b))
 
 
 def release_backends_of_ended_groups() -> None:

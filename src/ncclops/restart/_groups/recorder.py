@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
+from ncclops import flight_recorders
 
 
 def has_pending_operation() -> bool:
@@ -34,13 +34,25 @@ def _is_pending_in_nccl() -> bool:
 def _is_pending_in_second_engine() -> bool:
     """Likewise of torch's second engine of NCCL, whose recorder takes a message of a batch for done
     at once. So whether nothing is pending, or which group is idle, it does not tell."""
-    found = _recorded_of_second_engine(with_operations=True).get("entries", ())
-    return any(operation["pg_id"] > _newest_ended_of_second for operation in found)
+    return any(True for _ in _pending_in_second_engine())
+
+
+def _pending_in_second_engine() -> Iterator[dict[str, Any]]:
+    found = recorded(flight_recorders.SECOND_OF_NCCL, with_operations=True).get("entries", ())
+    return (operation for operation in found if operation["pg_id"] > _newest_ended_of_second)
+
+
+def is_pending_in_group_of_second_engine(name: str) -> bool:
+    """Whether the group of this name has an operation pending, as that recorder knows it: for up to
+    a second after its end, as torch looks once a second; not of a message of a batch."""
+    return any(operation["process_group"][0] == name for operation in _pending_in_second_engine())
 
 
 def pending_operations() -> Sequence[dict[str, Any]]:
     """Operations of NCCL that have not ended, as torch's flight recorder has them."""
-    found: Sequence[dict[str, Any]] = recorded(with_operations=True).get("entries", ())
+    found: Sequence[dict[str, Any]] = recorded(flight_recorders.NCCL, with_operations=True).get(
+        "entries", ()
+    )
     return found
 
 
@@ -80,7 +92,7 @@ def _pending_in_gloo() -> dict[Any, int]:
 
 def recorded_groups() -> list[int]:
     """The recorder's numbers of the NCCL groups of this process; of ended ones as well."""
-    return list(map(int, recorded().get("pg_status", ())))
+    return list(map(int, recorded(flight_recorders.NCCL).get("pg_status", ())))
 
 
 def begun_operations() -> list[Any]:
@@ -89,11 +101,11 @@ def begun_operations() -> list[Any]:
 
     Sums, as the recorder keeps each group of the process, and none of its counts ever falls.
     """
-    both = recorded(), recorded("_dump_fr_trace")
-    groups = [sorted(of["pg_config"]) for of in both if of.get("pg_config")]
+    found = [recorded(each) for each in flight_recorders.ALL]
+    groups = [sorted(of["pg_config"]) for of in found if of.get("pg_config")]
     counts = [
         int(status.get("last_enqueued_collective", 0))
-        for of in both
+        for of in found
         for status in of.get("pg_status", {}).values()
     ]
     return [*groups, len(counts), sum(counts)] if groups or counts else []
@@ -101,32 +113,19 @@ def begun_operations() -> list[Any]:
 
 def recorded_of_gloo() -> dict[Any, dict[str, int]]:
     """What the recorder has of Gloo's groups, by its numbers; of ended ones as well."""
-    found: dict[Any, dict[str, int]] = recorded("_dump_fr_trace").get("pg_status", {})
+    found: dict[Any, dict[str, int]] = recorded(flight_recorders.GLOO).get("pg_status", {})
     return found
 
 
-def recorded(
-    function: str = "_dump_nccl_trace", *, with_operations: bool = False
-) -> dict[str, Any]:
-    """What the recorder of ``function`` has of groups, and of the operations that are pending."""
-    dump = getattr(torch._C._distributed_c10d, function, None)
+def recorded(recorder: str, *, with_operations: bool = False) -> dict[str, Any]:
+    """What ``recorder`` has of groups, and of the operations that are pending."""
+    dump = flight_recorders.dumps().get(recorder)
     return {} if dump is None else pickle.loads(dump(with_operations, False, True))
-
-
-def _recorded_of_second_engine(*, with_operations: bool = False) -> dict[str, Any]:
-    """Likewise of torch's second engine of NCCL, from torch 2.15 on."""
-    module = torch._C._distributed_c10d
-    if not (hasattr(module, "ProcessGroupNCCL2") and hasattr(module, "_reset_fr_trace")):
-        return {}
-    found: dict[str, Any] = pickle.loads(
-        module._dump_fr_trace(with_operations, False, True, "nccl2")
-    )
-    return found
 
 
 def forget_ended() -> None:
     """The groups of the last iteration have ended: what they have pending stays so."""
     global _newest_ended, _newest_ended_of_second, _pending_in_ended
     _newest_ended, _pending_in_ended = max(recorded_groups(), default=-1), _pending_in_gloo()
-    second = _recorded_of_second_engine().get("pg_status", ())
+    second = recorded(flight_recorders.SECOND_OF_NCCL).get("pg_status", ())
     _newest_ended_of_second = max(map(int, second), default=-1)
