@@ -238,8 +238,9 @@ def _load_optimizer(name: str, optimizer: Any, kept: Any, meshes: Mapping[_MESH,
 class _InPlace:
     """Puts state back into dictionaries and lists, of which every object stays that it can.
 
-    An object that two places have, such as one that stands for a value which is not there yet, or a
-    parameter of a module that is kept as well, has one value: the second place gets one of its own.
+    An object that two places had is one in both again. One that they have now and had not, such as
+    one that stands for a value which is not there yet, or a parameter of a module that is kept as
+    well, has one value: the second place gets an object of its own.
     """
 
     def __init__(self, meshes: Mapping[_MESH, Any], all_entries: Mapping[str, Any]) -> None:
@@ -247,6 +248,7 @@ class _InPlace:
         self._written = {
             _address(each) for each in _loaded_elsewhere(all_entries) if _storage(each) is not None
         }
+        self._put_already: dict[int, Any] = {}  # by the id of what was kept
 
     def fill(self, present: Any, kept: Any) -> None:
         """Put ``kept``, a dictionary, a list or an array, into ``present``."""
@@ -262,32 +264,34 @@ class _InPlace:
 
     def _put(self, present: Any, kept: Any) -> Any:
         """What stands in the place of ``present`` from now on."""
-        if isinstance(kept, _Kept):
-            return self._tensor(present, kept)
         if isinstance(kept, tuple) and type(present) is tuple and len(present) == len(kept):
             return tuple(map(self._put, present, kept))
-        if not _is_alike(present, kept) or self._was_written(id(present)):
-            return _copies(kept, self._meshes)
-        self.fill(present, kept)
-        return present
+        if id(kept) in self._put_already:
+            return self._put_already[id(kept)]
+        if isinstance(kept, _Kept):
+            put = self._tensor(present, kept)
+        elif not _is_alike(present, kept) or self._was_written(id(present)):
+            return _copies(kept, self._meshes, made=self._put_already)
+        else:
+            put = present
+            self.fill(present, kept)
+        self._put_already[id(kept)] = put
+        return put
 
     def _tensor(self, present: Any, kept: _Kept) -> Any:
         import torch
 
-        fits = (
-            isinstance(present, torch.Tensor)
-            and not present.is_inference()
-            and is_sharded(present) == (kept.row.sharded is not None)
+        fits = isinstance(present, torch.Tensor) and is_sharded(present) == (
+            kept.row.sharded is not None
         )
         local = (present.to_local() if is_sharded(present) else present) if fits else None
         if (
             local is None
             or (local.dtype, local.shape) != (kept.tensor.dtype, kept.tensor.shape)
-            or 0 in local.stride()  # expanded: several elements are one
             or self._was_written(_address(present))
+            or not _write(local, kept.tensor)
         ):
             return _copy(kept, self._meshes)
-        local.copy_(kept.tensor)
         return present
 
     def _was_written(self, where: int) -> bool:
@@ -316,26 +320,62 @@ def _copy_into(name: str, target: Any, kept: Any) -> None:
     if not isinstance(kept, _Kept) or local.shape != kept.tensor.shape:
         was = tuple(kept.tensor.shape) if isinstance(kept, _Kept) else type(kept).__name__
         raise SnapshotError(f"{name} has the shape {tuple(local.shape)}, and kept was {was}")
-    local.copy_(kept.tensor)
+    if not _write(local, kept.tensor):
+        raise SnapshotError(f"{name} is expanded, with one element for several that were kept")
 
 
-def _copies(state: Any, meshes: Mapping[_MESH, Any], *, on_host: bool = False) -> Any:
+def _write(target: Tensor, content: Tensor) -> bool:
+    """Copy ``content`` into ``target``, of the same shape, and of any kind that a script can have.
+
+    False, and nothing is written: several elements of ``target`` are one, and those of ``content``
+    differ.
+    """
+    import torch
+
+    once, single = content, target
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            once, single = once.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
+    if once.shape != content.shape:
+        expanded = once.expand_as(content).contiguous()
+        if not torch.equal(expanded.view(torch.uint8), content.contiguous().view(torch.uint8)):
+            return False
+    with torch.inference_mode() if target.is_inference() else contextlib.nullcontext():
+        single.copy_(once)
+    return True
+
+
+def _copies(
+    state: Any,
+    meshes: Mapping[_MESH, Any],
+    *,
+    on_host: bool = False,
+    made: dict[int, Any] | None = None,
+) -> Any:
     """``state`` with tensors of their own: what is loaded may keep what it is given.
 
     They are on the type of device that they were on, or all on the host: for who puts them into
-    tensors of its own, and would have two of each on the device meanwhile.
+    tensors of its own, and would have two of each on the device meanwhile. ``made`` has, by the id
+    of what was kept, what stands for it: an object in two places stays one.
     """
+    made = {} if made is None else made
+    if id(state) in made:
+        return made[id(state)]
+    copied: Any
     if isinstance(state, _Kept):
-        return _copy(state, meshes, on_host=on_host)
-    if isinstance(state, dict):
-        made = copy.copy(state)  # a default comes along
-        made.clear()
+        copied = _copy(state, meshes, on_host=on_host)
+    elif isinstance(state, dict):
+        copied = copy.copy(state)  # a default comes along
+        copied.clear()
         for key, value in state.items():
-            made[key] = _copies(value, meshes, on_host=on_host)
-        return made
-    if isinstance(state, list | tuple | set | frozenset):
-        return type(state)(_copies(each, meshes, on_host=on_host) for each in state)
-    return state
+            copied[key] = _copies(value, meshes, on_host=on_host, made=made)
+    elif isinstance(state, list | tuple | set | frozenset):
+        items = (_copies(each, meshes, on_host=on_host, made=made) for each in state)
+        copied = type(state)(items)
+    else:
+        return state
+    made[id(state)] = copied
+    return copied
 
 
 def _copy(kept: _Kept, meshes: Mapping[_MESH, Any], *, on_host: bool = False) -> Any:
