@@ -93,12 +93,12 @@ _ROUND = rb"^\s*[\"']?\w*oss[\"']?\s?[:=]\s?\d\.\d?\s*,?$"
 _BAR: _Signs = (
     (
         (b"%|",),
-        rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}"
+        rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[(?:\d+:)?\d\d:\d\d<[^\]\n\r]{0,40}"
         rb"(?:(?:it|step|batch|tok|tokens|sample|img)/s|s/(?:it|step|batch|sample))[^\]\n\r]{0,400}",
     ),
     (
         (b"it [",),
-        rb"(?<![\d.])(\d{1,12})()it \[\d\d:\d\d(?::\d\d)?, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?"
+        rb"(?<![\d.])(\d{1,12})()it \[(?:\d+:)?\d\d:\d\d, +[\d.]+ ?(?:s/it|it/s)[^\]\n\r]{0,200}?"
         rb"loss=[^\]\n\r]{0,400}",
     ),
 )
@@ -408,9 +408,10 @@ def _bars(region: _Region) -> Iterator[tuple[int, _Bar]]:
     block = region.block
     for found in _found(_BAR, region):
         line = _line_start(block, found.start())
-        is_training = b"loss" in found[0] or not _compiled(_OTHER_BAR).search(
-            block, line, found.start()
-        )
+        # With a loss, or with vLLM's speeds of the batch that it answers, a bar is the job's own.
+        is_training = any(
+            word in found[0] for word in (b"loss", b"est. speed input: ")
+        ) or not _compiled(_OTHER_BAR).search(block, line, found.start())
         at, total = int(found[1]), int(found[2] or 0)
         yield line, _Bar(found.start(), found.end(), at, total, is_training)
 

@@ -79,7 +79,8 @@ _IS_QUIET = re.compile(
 # information and warnings, and what trainers, servers and schedulers print as they start and save.
 _AT_WORK = re.compile(
     r"(?:^|[\s\[(|*:<])(?<!NCCL )(?:INFO|WARN(?:ING)?|NeMo [IW])(?=[\s\])|*:>]|$)|\[[IW]\]"
-    r"|(?:^|\s)[IW]\d{4} \d\d:|level=(?:info|warn)"
+    r"|(?:^|\s)[IW](?:\d{4}| \d\d-\d\d) \d\d:|\d: [IW] \S+:\d+\]|level=(?:info|warn)"
+    r"|\b(?:User|Future|Runtime|(?:Pending)?Deprecation|Resource|Import|Syntax)Warning: ?"
     r"|[Ss]tart(?:ed|ing)? (?:trainer|(?:to )?train(?:ing)?\b)|\bRunning training\b"
     r"|^\s*(?:Num (?:examples|[Ee]pochs)|Num processes|Process index) ?[:=] ?\d"
     r"|trainable params: \d"
