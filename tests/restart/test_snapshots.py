@@ -13,7 +13,13 @@ import ncclops.restart
 from .conftest import Job
 
 # What the restart core may import of this package; everything else has to be handed in.
-OWN = ("ncclops.restart", "ncclops.host.memory_cgroup", "ncclops.host.nvml", "ncclops.versions")
+OWN = (
+    "ncclops.flight_recorders",
+    "ncclops.host.memory_cgroup",
+    "ncclops.host.nvml",
+    "ncclops.restart",
+    "ncclops.versions",
+)
 
 
 def calls(job: Job, rank: int) -> list[dict[str, Any]]:

@@ -319,14 +319,78 @@ def test_an_object_that_stands_in_two_places_has_the_value_of_one() -> None:
     assert after["lists"] == [[1], [2]]
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "not there yet"])
+def test_what_stood_in_two_places_is_one_object_again(is_there: bool) -> None:
+    def made(value: int) -> dict[str, Any]:
+        seen, sums = [value], {"n": torch.full((2,), float(value)), "a": numpy.full(2, value)}
+        return {"seen": seen, "also": [seen, (sums, sums)], "n": sums["n"], "a": sums["a"]}
+
+    after = made(2) if is_there else dict[str, Any]()
+    round_trip({"e": made(1)}, {"e": after})
+    again, (first, second) = after["also"]
+    assert again is after["seen"]
+    assert first is second
+    assert (after["n"], after["a"]) == (first["n"], first["a"])
+    assert (again, first["n"].tolist(), first["a"].tolist()) == ([1], [1.0, 1.0], [1, 1])
+
+
+def test_what_a_sampler_gives_twice_it_gets_as_one() -> None:
+    class Sampler:
+        state: dict[str, Any]
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.state
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state = state
+
+    before, after, order = Sampler(), Sampler(), [3, 1, 2]
+    before.state = {"order": order, "left": (order, torch.ones(1))}
+    round_trip({"s": before}, {"s": after})
+    assert after.state["left"][0] is after.state["order"]
+    assert after.state["order"] == order
+
+
+def test_what_holds_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append([endless])
+    with pytest.raises(SnapshotError, match="does it hold itself"):
+        flatten(endless)
+
+
+@pytest.mark.parametrize("name", ["expanded", "measured"])
+def test_buffers_of_each_kind_are_written_in_place(name: str) -> None:
+    def made(value: float) -> nn.Module:
+        module = nn.Linear(2, 2)
+        with torch.inference_mode(name == "measured"):
+            held = torch.tensor([value, float("nan"), 0.0])
+        module.register_buffer(name, held.expand(5, 3) if name == "expanded" else held)
+        return module
+
+    before, after = made(1.0), made(2.0)
+    there = after.get_buffer(name)
+    round_trip({"m": before}, {"m": after})
+    assert after.get_buffer(name) is there
+    assert there.view(-1, 3)[0, 0] == 1.0
+    torch.testing.assert_close(there, before.get_buffer(name), equal_nan=True)
+
+
+def test_an_expanded_tensor_is_refused_what_it_cannot_hold() -> None:
+    entry = torch.zeros(1).expand(2)
+    with pytest.raises(SnapshotError, match="t is expanded, with one element for several"):
+        round_trip({"t": torch.tensor([1.0, 2.0])}, {"t": entry})
+
+
 def test_what_cannot_be_written_to_is_replaced() -> None:
     with torch.inference_mode():
         measured = torch.zeros(2)
     fixed = numpy.zeros(2)
     fixed.flags.writeable = False
     ones = {"a": torch.ones(2), "b": torch.ones(2), "c": numpy.ones(2), "d": torch.ones(2)}
+    two = torch.tensor([1.0, 2.0])
     entry = {"a": measured, "b": torch.zeros(1).expand(2), "c": fixed, "d": torch.zeros(3)}
-    round_trip({"e": ones}, {"e": entry})
+    round_trip({"e": ones | {"b": two}}, {"e": entry})
+    assert entry.pop("b").tolist() == [1.0, 2.0]
     assert all(each.tolist() == [1.0, 1.0] for each in entry.values())
 
 
