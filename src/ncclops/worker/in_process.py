@@ -126,10 +126,15 @@ def _run(attempts: _Attempts, handler: logging.Handler) -> None:
 
 def _show_own_failure(end: BaseException) -> None:
     """The exception that this rank itself raised, if it did, as it would look without us."""
+    from ncclops.restart.snapshot import SnapshotError  # few scripts take snapshots
+
     cause = end.__cause__
     if isinstance(end, StoreGone) and cause is not None:
         cause = cause.__cause__  # the store's own exception says no more than ``end``
-    if isinstance(cause, Exception) and not isinstance(cause, RestartError):
+    # Of the restart core's own only what it raises in the script's calls.
+    if isinstance(cause, SnapshotError) or (
+        isinstance(cause, Exception) and not isinstance(cause, RestartError)
+    ):
         _leave_out_other_ranks(cause)
         if sys.excepthook is sys.__excepthook__:
             sys.stderr.write("".join(_as_raised(cause).format()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ncclops.restart.snapshot._agreement import Told, orders
 from ncclops.restart.snapshot._planning import (
     OWN,
     SHARED,
@@ -21,6 +23,7 @@ from ncclops.restart.snapshot._planning import (
     partners,
     plan,
 )
+from ncclops.restart.snapshot._wire import Address
 
 DOMAINS = ("a", "b", "c")
 
@@ -235,3 +238,15 @@ def test_replicas_in_two_domains_need_no_copy_and_own_state_does() -> None:
     assert needs_partner(one_has_a_shard_alone) == {OWN: True, SHARED: True}
     one_host = [seat(0, needs=both, domain="a"), seat(1, needs=both, domain="a")]
     assert needs_partner(one_host) == {OWN: True, SHARED: False}
+
+
+@pytest.mark.parametrize(("asked", "agreed"), [((1, 5), 5), ((None, 5), 5), ((None, None), None)])
+def test_all_ranks_take_snapshots_at_the_same_steps(
+    asked: tuple[int | None, ...], agreed: int | None
+) -> None:
+    told = [
+        Told(seat(role), Address("h", 1, "token"), 1, every, 8, wants_partner=True, goes_on=False)
+        for role, every in enumerate(asked)
+    ]
+    found = orders(plan([each.seat for each in told], set()), told)
+    assert [order.every for order in found] == [agreed] * len(told)

@@ -419,7 +419,7 @@ def test_a_model_that_has_become_another_one_is_refused() -> None:
         load({"m": nn.Linear(3, 2)}, blob)
     with pytest.raises(SnapshotError, match="other names"):
         load({"m": nn.Linear(2, 2, bias=False)}, blob)
-    first, second = ([_objects.state_of(nn.Linear(width, 2))] for width in (2, 3))
+    first, second = ({"m": _objects.state_of(nn.Linear(width, 2))} for width in (2, 3))
     assert layout_of(first) != layout_of(second)
 
 

@@ -62,6 +62,7 @@ class Order:
     ``fetches`` are by unit, with the address of the holder; ``partner`` keeps this rank's copies
     of ``copied`` units from here on, and has those of ``is_there`` already. ``sources`` tells how
     many ranks take their state from where, ``elsewhere`` which ones do not from their own memory.
+    ``every`` is the largest that a rank asks for: with different ones they would not meet.
     ``goes_on``: that of any rank, see ``Told``.
     """
 
@@ -71,6 +72,7 @@ class Order:
     partner: tuple[int, Address] | None
     copied: Sequence[str]
     is_there: Sequence[str]
+    every: int | None
     interval: int
     sources: Mapping[str, int]
     elsewhere: Mapping[int, str]
@@ -85,6 +87,7 @@ class Told:
     seat: Seat
     address: Address
     epoch_floor: int
+    every: int | None
     interval: int
     wants_partner: bool
     goes_on: bool
@@ -209,12 +212,13 @@ class _Leader:
                 _told_from_json(self._agreement.wait(f"have/{each}")) for each in range(self._world)
             ]
             _warn_of_different_replicas(self._told)
+            _warn_of_different_intervals(self._told)
         began = time.monotonic()
         self._plan = made = plan([each.seat for each in self._told], self._excluded)
-        orders = _orders(made, self._told)
+        planned = orders(made, self._told)
         log.debug("planned for %d ranks in %.3f s", self._world, time.monotonic() - began)
         self._agreement.set_many(
-            {f"plan/{attempt}/{role}": _order_as_json(each) for role, each in enumerate(orders)}
+            {f"plan/{attempt}/{role}": _order_as_json(each) for role, each in enumerate(planned)}
         )
 
     def judge(self, attempt: int) -> None:
@@ -230,7 +234,8 @@ class _Leader:
         self._agreement.set_many({f"go/{attempt}": missing})
 
 
-def _orders(made: Plan, told: Sequence[Told]) -> list[Order]:
+def orders(made: Plan, told: Sequence[Told]) -> list[Order]:
+    """What each rank is told to do, by rank, of what was planned from what all have ``told``."""
     seats = [each.seat for each in told]
     chosen = partners([each.domain for each in seats])
     copied = [unit for unit, needed in needs_partner(seats).items() if needed]
@@ -241,11 +246,11 @@ def _orders(made: Plan, told: Sequence[Told]) -> list[Order]:
         for role, source in sources.items()
         if source not in (Source.MEMORY, Source.NOTHING)
     }
-    orders = []
+    found = []
     for role in range(len(told)):
         keeper = chosen[role] if wants else None
         fetches = made.fetches.get(role, {})
-        orders.append(
+        found.append(
             Order(
                 epoch=max(made.epoch, *(each.epoch_floor for each in told)),
                 moment=made.moment,
@@ -259,6 +264,7 @@ def _orders(made: Plan, told: Sequence[Told]) -> list[Order]:
                     for u, f in fetches.items()
                     if Holding(f.label, True) in seats[keeper].holdings
                 ],
+                every=_every(told),
                 interval=max(each.interval for each in told),
                 sources=dict(Counter(each.value for each in sources.values())),
                 elsewhere=dict(list(elsewhere.items())[:_MOST_TOLD]),
@@ -266,7 +272,7 @@ def _orders(made: Plan, told: Sequence[Told]) -> list[Order]:
                 goes_on=any(each.goes_on for each in told),
             )
         )
-    return orders
+    return found
 
 
 def _source_of_rank(fetches: Mapping[str, Fetch]) -> Source:
@@ -274,6 +280,16 @@ def _source_of_rank(fetches: Mapping[str, Fetch]) -> Source:
     order = [Source.MEMORY, Source.REPLICA, Source.PARTNER]
     found = [each.source for each in fetches.values()]
     return max(found, key=order.index) if found else Source.NOTHING
+
+
+def _every(told: Sequence[Told]) -> int | None:
+    return max((each.every for each in told if each.every is not None), default=None)
+
+
+def _warn_of_different_intervals(told: Sequence[Told]) -> None:
+    if len(asked := {each.every for each in told}) > 1:
+        differ = ", ".join(sorted(map(str, asked))[:8])
+        log.warning("the ranks' every= differ (%s): %s steps for all", differ, _every(told))
 
 
 def _warn_of_different_replicas(told: Sequence[Told]) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -227,12 +227,12 @@ def _part_of_mesh(leaf: Any) -> list[list[int]]:
     ]
 
 
-def layout_of(states: Sequence[Any]) -> str:
+def layout_of(states: Mapping[str, Any]) -> str:
     """A digest of the tensors of ``states``: types, shapes, and which part of them a rank has.
 
     Of a state that may be smaller at first, as an optimizer's, it says nothing: leave that out.
     """
-    _, leaves = flatten(list(states))
+    _, leaves = flatten(dict(states))
     described = []
     for path, leaf in leaves:
         local, sharded = _local(path, leaf)

@@ -52,23 +52,20 @@ def state_of(entry: Any) -> Any:
     return entry.state_dict() if hasattr(entry, "state_dict") else entry
 
 
-def fixed_states(entries: Mapping[str, Any]) -> list[Any]:
-    """What has its size from the beginning: tensors of modules, and tensors as such."""
+def fixed_states(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """What has its size from the beginning: tensors of modules, and tensors as such; by name."""
     import torch
 
-    found: list[Any] = []
-    for entry in entries.values():
+    found: dict[str, Any] = {}
+    for name, entry in entries.items():
         if isinstance(entry, torch.nn.Module):
-            state = entry.state_dict()
-            found.append(
-                {
-                    k: v
-                    for k, v in state.items()
-                    if isinstance(v, torch.Tensor) and not k.endswith(_EXTRA_STATE)
-                }
-            )
+            found[name] = {
+                k: v
+                for k, v in entry.state_dict().items()
+                if isinstance(v, torch.Tensor) and not k.endswith(_EXTRA_STATE)
+            }
         elif isinstance(entry, torch.Tensor):
-            found.append(entry)
+            found[name] = entry
     return found
 
 

@@ -313,7 +313,9 @@ class Snapshots:
             holdings=[holding for holding, _ in memory.holdings()],
         )
         address, interval = memory.server.address, memory.interval
-        return Told(seat, address, place.epoch_floor, interval, self._partner, place.goes_on)
+        return Told(
+            seat, address, place.epoch_floor, self._every, interval, self._partner, place.goes_on
+        )
 
     def _begin(
         self,
@@ -326,8 +328,8 @@ class Snapshots:
         partner = None
         if order.partner is not None:
             partner = Partner(background, *order.partner)
-        interval = self._every or order.interval or FIRST_INTERVAL
-        decide = decided_by(self._every, self._budget, interval)
+        interval = order.every or order.interval or FIRST_INTERVAL
+        decide = decided_by(order.every, self._budget, interval)
         rounds = Rounds(
             background, place.prefix, place.role, place.world, partner, decide, place.aborted
         )
