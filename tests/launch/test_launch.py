@@ -533,6 +533,27 @@ def test_a_container_that_refuses_pidfds_is_told_of_before_anything_starts(tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
+def test_a_container_without_proc_is_told_of_before_anything_starts(tmp_path: Path) -> None:
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs mount namespaces")
+    (tmp_path / "train.py").touch()
+    done = subprocess.run(
+        [*unshare, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+        + [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "no processes are to be seen in /proc: mount it" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.extended
 def test_two_nodes_by_torchruns_static_options(
     background: Callable[..., Background], script: Script, tmp_path: Path

@@ -163,6 +163,10 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
 
 
 def _check_kernel() -> None:
+    if not Path("/proc/self/stat").exists():
+        raise UsageError(
+            "no processes are to be seen in /proc: mount it (mount -t proc proc /proc)"
+        )
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # the former: Python was built for an older kernel
