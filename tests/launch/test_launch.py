@@ -539,9 +539,9 @@ def test_a_container_without_proc_is_told_of_before_anything_starts(tmp_path: Pa
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs mount namespaces")
     (tmp_path / "train.py").touch()
+    launch = [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"]
     done = subprocess.run(
-        [*unshare, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
-        + [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"],
+        [*unshare, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", *launch],
         cwd=tmp_path,
         env=clean_environ(),
         capture_output=True,
