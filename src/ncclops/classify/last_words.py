@@ -49,8 +49,8 @@ _CALLS_ITSELF_ERROR = (
 )
 _SAYS_SO = (
     r"\b(?:[Ff]ail(?:ed|ure|s|ing)?|FAILED|[Uu]nable to|[Cc]annot|[Cc]ould ?n[o']t|[Cc]an't"
-    r"|[Rr]efused|[Dd]enied|[Rr]ejected|[Uu]nreachable|[Tt]imed? ?-?out|[Aa]bort(?:ed|ing)?"
-    r"|[Ii]nvalid|[Cc]rash(?:ed)?|[Kk]illed|[Tt]erminated|[Dd]ied|[Pp]anic|SIG[A-Z]{3,4}"
+    r"|[Rr]efused|[Dd]enied|[Rr]ejected|[Uu]nreachable|[Tt]imed? ?-?out(?!['\"]?\s?[:=] ?\d)"
+    r"|[Aa]bort(?:ed|ing)?|[Ii]nvalid|[Cc]rash(?:ed)?|[Kk]illed|[Tt]erminated|[Dd]ied|[Pp]anic|SIG[A-Z]{3,4}"
     r"|signal \d+|[Nn]o such|[Nn]ot found|[Mm]issing|[Uu]nsupported|[Nn]ot supported"
     r"|exit(?:s|ed)? with (?:exception|code|status|error)|[Mm]ismatch\w*|[Ii]ncompatible"
     r"|[Uu]nexpected|[Nn]ot enough|[Ii]nsufficient|exceed(?:ed|s))\b"
@@ -83,7 +83,7 @@ _AT_WORK = re.compile(
     r"|\b(?:User|Future|Runtime|(?:Pending)?Deprecation|Resource|Import|Syntax)Warning: ?"
     r"|[Ss]tart(?:ed|ing)? (?:trainer|(?:to )?train(?:ing)?\b)|\bRunning training\b"
     r"|^\s*(?:Num (?:examples|[Ee]pochs)|Num processes|Process index) ?[:=] ?\d"
-    r"|trainable params: \d"
+    r"|trainable params: \d|^\W*nThread \d+ nGpus \d|\bStarting elastic_operator with"
     r"|\busing world size: \d|^ ?> (?:initializ|building|setting|finished|padded|learning rate)"
     r"|\b(?:sav(?:ing|ed)|load(?:ing|ed)) (?:checkpoint|model weights) (?:at|from|to)\b"
     r"|`Trainer\.fit` stopped: |\bTracking run with wandb|\bCreated device /job:"
