@@ -232,9 +232,19 @@ def test_of_an_exception_with_a_long_message_as_much_is_recorded_as_is_read(
     assert recorded.is_system_exit is (raised == "SystemExit")
 
 
+class Textless:
+    def __str__(self) -> str:
+        raise ValueError
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
-    [(256, "SystemExit: 256"), (ValueError("no path /data"), "no path /data"), (1.5, "1.5")],
+    [
+        (256, "SystemExit: 256"),
+        (ValueError("no path /data"), "no path /data"),
+        (1.5, "1.5"),
+        (Textless(), "<exception str() failed>"),
+    ],
 )
 def test_what_the_exit_code_does_not_tell_of_an_end_is_recorded(
     code: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

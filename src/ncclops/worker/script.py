@@ -26,7 +26,7 @@ from typing import Any
 from ncclops.record import worker_record
 from ncclops.record.events import ScriptExitEvent
 from ncclops.record.regular_file import can_be_quoted, read_regular
-from ncclops.restart.raised import described, shortened
+from ncclops.restart.raised import described
 from ncclops.worker.process_state import current_directory
 
 # What the interpreter was started with; kept, because dropping a module clears its globals.
@@ -197,7 +197,8 @@ def _described() -> Iterator[None]:
             if error.code & 0xFF == 0:  # all that the process's own exit code would have of it
                 _record(f"SystemExit: {error.code}", error)
         elif isinstance(error, SystemExit):
-            _record(shortened(str(error.code)), error)
+            words = "".join(described(error).format_exception_only())
+            _record(words.partition(": ")[2].strip(), error)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
 
