@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from ncclops.capture.flight_recorder import SOURCES
+from ncclops.flight_recorders import GLOO, NCCL, SECOND_OF_NCCL
 from ncclops.record import snapshot_files
 from ncclops.record.paths import INCIDENT
 from tests.conftest import CompletedText, run_ncclops
 from tests.diagnose.conftest import LINE_OF, read, write_profile, write_training
+from tests.fakegpu import place as fake_gpu
 from tests.lanes import Lane, LaneProcess, lanes
 
 Ncclops = Callable[..., CompletedText]
@@ -99,7 +102,8 @@ def test_an_exception_leaves_a_snapshot_of_every_rank(faulted: Faulted, lane: La
     assert world["last_enqueued"] == world["last_op"]["seq"] >= 6
     flight = read(snapshot_files.rank_dir(incident, 0) / snapshot_files.FLIGHT)
     assert flight["rank"] == 0
-    assert flight["source"] == ("_dump_nccl_trace" if lane.needs_gpus else "_dump_fr_trace")
+    nccl = SECOND_OF_NCCL if fake_gpu.HERE.has_second_engine else NCCL
+    assert flight["source"] == SOURCES[nccl if lane.needs_gpus else GLOO]
     entries = flight["dump"]["entries"]
     assert [entry["collective_seq_id"] for entry in entries] == list(range(1, len(entries) + 1))
     assert any(frame["name"] == "reduce_gradients" for frame in entries[-1]["frames"])

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from ncclops.capture import flight_recorder, process_groups
 from ncclops.capture.flight_recorder import RawDump, RecorderMark
+from ncclops.capture.rank_snapshot import Identity, RankSnapshot
+from ncclops.flight.parse import parse
+from ncclops.flight_recorders import GLOO, SECOND_OF_NCCL
+from ncclops.record import snapshot_files
 
 
 def entry(number: int, pg_id: int, at: int, *, retired: bool = True) -> dict[str, Any]:
@@ -26,7 +33,7 @@ def entry(number: int, pg_id: int, at: int, *, retired: bool = True) -> dict[str
 
 def dump_of(entries: list[dict[str, Any]], status: dict[str, Any] | None = None) -> RawDump:
     content = {"version": "2.10", "entries": entries, "pg_status": status or {}, "pg_config": {}}
-    return RawDump("_dump_fr_trace", pickle.dumps(content))
+    return RawDump(GLOO, pickle.dumps(content))
 
 
 def test_entries_of_an_earlier_iteration_are_left_out() -> None:
@@ -47,7 +54,7 @@ def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
     mark = RecorderMark(at_ns=300, status={"0": status(2, 1), "1": status(1, 1)})
     entries = [entry(1, 0, 100), entry(2, 0, 200), entry(1, 1, 250), entry(1, 2, 400)]
     after = {"0": status(2, 2), "1": status(1, 1), "2": status(1, 1)}
-    read = RawDump("_dump_fr_trace", dump_of(entries, after).pickled, mark).read(since_ns=0)
+    read = RawDump(GLOO, dump_of(entries, after).pickled, mark).read(since_ns=0)
     assert [(each["pg_id"], each["retired"]) for each in read["entries"]] == [
         (0, True),
         (0, False),
@@ -72,7 +79,7 @@ def test_what_was_pending_follows_from_what_the_abort_ended(
     mark = RecorderMark(at_ns=1000, status={"0": status(3, before)})
     entries = [entry(n, 0, n) for n in (1, 2, 3)]
     raw = dump_of(entries, {"0": status(3, after)})
-    read = RawDump(raw.source, raw.pickled, mark).read(since_ns=0)
+    read = RawDump(raw.recorder, raw.pickled, mark).read(since_ns=0)
     assert {e["record_id"] for e in read["entries"] if not e["retired"]} == pending
     done = max({1, 2, 3} - pending)
     assert read["pg_status"]["0"]["last_completed_collective"] == max(before, done)
@@ -82,7 +89,7 @@ def test_what_was_pending_follows_from_what_the_abort_ended(
 def test_what_the_abort_did_not_end_is_pending() -> None:
     mark = RecorderMark(at_ns=1000, status={"0": status(2, 1)})
     stuck = dump_of([entry(1, 0, 1), entry(2, 0, 2, retired=False)], {"0": status(2, 1)})
-    read = RawDump(stuck.source, stuck.pickled, mark).read(since_ns=0)
+    read = RawDump(stuck.recorder, stuck.pickled, mark).read(since_ns=0)
     assert [each["retired"] for each in read["entries"]] == [True, False]
 
 
@@ -118,9 +125,59 @@ def test_groups_get_the_status_that_the_recorder_has_of_them() -> None:
     assert "last_op" not in described[1]
 
 
-def test_without_torch_there_is_nothing_and_no_error(monkeypatch: Any) -> None:
-    import sys
+def of_second_engine(seq: int, op_id: int, op: str, **more: Any) -> dict[str, Any]:
+    """An entry of torch's second engine: a message has the number of the collective before it."""
+    made = entry(seq, 0, op_id + 1) | {"op_id": op_id, "profiling_name": f"nccl2:{op}"}
+    return made | {"state": "completed", "is_p2p": "->" in op} | more
 
+
+def test_the_second_engines_status_is_told_in_numbers_of_collectives() -> None:
+    """Its own counts messages as well, from 0 on, and has those of a batch done at once."""
+    entries = [
+        of_second_engine(1, 0, "all_reduce"),
+        of_second_engine(1, 1, "send 0->1"),
+        of_second_engine(2, 2, "all_reduce", retired=False, state="scheduled"),
+        of_second_engine(2, 3, "send 0->1"),
+    ]
+    dump = dump_of(entries, {"0": status(3, 3), "1": status(-1, -1)})
+    read = RawDump(SECOND_OF_NCCL, dump.pickled).read(since_ns=0)
+    unknown = {"last_started_collective": -1}
+    assert read["pg_status"] == {"0": status(2, 1) | unknown, "1": status(-1, -1) | unknown}
+
+
+def test_each_recorder_that_holds_something_has_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's are first, whichever engine; ``flight analyze`` reads them all."""
+    held = {"gloo": [entry(1, 0, 1) | {"state": "scheduled"}]}
+    module = ModuleType("recorder")
+    module.ProcessGroupNCCL2 = module._reset_fr_trace = object()  # type: ignore[attr-defined]
+    module._dump_nccl_trace = lambda *_: dump_of(held.get("nccl", [])).pickled  # type: ignore[attr-defined]
+    module._dump_fr_trace = lambda *_, backend="gloo": dump_of(held.get(backend, [])).pickled  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+
+    def backends(name: str) -> dict[str, list[str]]:
+        """Of the groups, as read from each file of a snapshot that is taken now."""
+        snapshot = RankSnapshot(Identity(0, None), since_ns=0)
+        snapshot.take(limit_s=10)
+        snapshot.write(tmp_path / name)
+        found = {}
+        for each in sorted((tmp_path / name).glob("flight*")):
+            record = parse(each.read_bytes(), rank=None, file=each.name)
+            found[each.name] = [group.backend for group in record.tracks]
+        return found
+
+    assert backends("gloo") == {snapshot_files.FLIGHT: ["gloo"]}
+    held["nccl2"] = [of_second_engine(1, 0, "all_reduce")]
+    both = {snapshot_files.FLIGHT: ["nccl2"], snapshot_files.FLIGHT_GLOO: ["gloo"]}
+    assert backends("second") == both
+    held["nccl"] = [entry(1, 0, 1) | {"state": "completed", "profiling_name": "nccl:all_reduce"}]
+    more = {snapshot_files.FLIGHT: ["nccl"], snapshot_files.FLIGHT_NCCL2: ["nccl2"]}
+    assert backends("all") == both | more
+
+
+def test_without_torch_there_is_nothing_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._C._distributed_c10d", raising=False)
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
     assert flight_recorder.dump() == []

@@ -372,6 +372,15 @@ def test_seconds_between_snapshots_are_no_hang() -> None:
     assert judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 65)).is_bad
 
 
+@pytest.mark.parametrize(("backend", "bad"), [("nccl", True), ("nccl2", False)])
+def test_the_second_engine_learns_late_that_an_operation_has_ended(backend: str, bad: bool) -> None:
+    """torch's looks once a second: what all entered may have ended unknown to the recorder."""
+    op = f"{backend}:all_reduce"
+    ranks = {r: [*done(1, 4, op=op), entry(5, op=op, state="scheduled")] for r in (0, 1)}
+    assert judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 6)).is_bad == bad
+    assert judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 7)).is_bad
+
+
 def test_a_snapshot_from_before_the_operation_proves_nothing() -> None:
     """The rank that was looked at first had not entered what others did later."""
     made = dumps.evidence({r: done(1, 50) for r in range(3)})

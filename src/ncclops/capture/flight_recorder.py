@@ -3,9 +3,9 @@
 The API and not torch's own dumps on timeouts: those cover the first process group of a process
 only, and stop after a restart in place.
 
-There are two recorders. NCCL's exists in CUDA builds; the generic one, from torch 2.8 on, has
-Gloo. Both numbers of groups and sequence numbers start anew with each iteration, while the ring
-goes on: entries of before the iteration began are left out.
+There are up to three recorders (:mod:`ncclops.flight_recorders`). Both numbers of groups and
+sequence numbers start anew with each iteration, while the ring goes on: entries of before the
+iteration began are left out.
 
 A dump takes some 10 to 20 us an entry and holds the GIL. It need not be taken before an abort where
 all groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether
@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ncclops import flight_recorders
+from ncclops.flight_recorders import GLOO, NCCL, SECOND_OF_NCCL
 from ncclops.restart.compiler_import import naming_frames
 from ncclops.whole_numbers import whole_number
 
@@ -39,7 +40,13 @@ _MOST_FRAMES = 24
 # As torch reads them; the first that is set counts.
 _RING_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _RING_SIZE_OF_TORCH = 2000
-_NCCL, _GENERIC = "_dump_nccl_trace", "_dump_fr_trace"
+
+# What of torch's API a dump is from, by its recorder.
+SOURCES = {
+    NCCL: "_dump_nccl_trace",
+    SECOND_OF_NCCL: '_dump_fr_trace(backend="nccl2")',
+    GLOO: "_dump_fr_trace",
+}
 
 
 # torch's, by the recorder's own numbers of the groups.
@@ -48,7 +55,7 @@ Status = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class RecorderMark:
-    """How far each group of the generic recorder had come at ``at_ns`` (wall time)."""
+    """How far each group of Gloo's recorder had come at ``at_ns`` (wall time)."""
 
     at_ns: int
     status: Status
@@ -82,12 +89,12 @@ class RecorderMark:
 
 @dataclass(frozen=True)
 class RawDump:
-    """What a recorder returned, unread: the reading can wait until the groups are aborted.
+    """What ``recorder`` returned, unread: the reading can wait until the groups are aborted.
 
     With ``mark`` it was taken after that, and is read as of the moment of the mark.
     """
 
-    source: str
+    recorder: str
     pickled: bytes
     mark: RecorderMark | None = None
 
@@ -96,7 +103,9 @@ class RawDump:
         with _without_collection():
             dump = pickle.loads(self.pickled)
             if self.mark is not None:
-                dump = _as_of(self.mark, dump, self.source)
+                dump = _as_of(self.mark, dump, self.recorder)
+            if self.recorder == SECOND_OF_NCCL:
+                dump["pg_status"] = _status_of_second_engine(dump)
             return _current_part(dump, since_ns)
 
 
@@ -105,17 +114,13 @@ def dump(mark: RecorderMark | None = None) -> list[RawDump]:
 
     Raises what torch raises.
     """
-    found = []
-    for source in (_NCCL, _GENERIC):
-        api = _api(source)
-        if api is not None:
-            found.append(RawDump(source, _with_frames(api), mark))
-    return found
+    found = flight_recorders.dumps()
+    return [RawDump(recorder, _with_frames(api), mark) for recorder, api in found.items()]
 
 
 def mark() -> RecorderMark | None:
-    """How far the groups are; None without the generic recorder. Raises what torch raises."""
-    api = _api(_GENERIC)
+    """How far the groups are; None without Gloo's recorder. Raises what torch raises."""
+    api = flight_recorders.dumps().get(GLOO)
     if api is None:
         return None
     status = _status(pickle.loads(api(False, False, False)))
@@ -127,11 +132,6 @@ def ring_size() -> int:
     setting = next((os.environ[name] for name in _RING_SIZE if name in os.environ), "")
     number = whole_number(setting)
     return _RING_SIZE_OF_TORCH if number is None else number
-
-
-def _api(name: str) -> Callable[..., bytes] | None:
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    return getattr(c10d, name, None)
 
 
 def _with_frames(api: Callable[..., bytes]) -> bytes:
@@ -151,10 +151,10 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _as_of(mark: RecorderMark, dump: dict[str, Any], source: str) -> dict[str, Any]:
+def _as_of(mark: RecorderMark, dump: dict[str, Any], recorder: str) -> dict[str, Any]:
     """Without what came after ``mark``, and with what was pending then as pending."""
     entries = [each for each in dump.get("entries", []) if _created(each, 0) <= mark.at_ns]
-    if source != _GENERIC:
+    if recorder != GLOO:
         return dump | {"entries": entries}
     after = _status(dump)
     status = {group: dict(each) for group, each in mark.status.items()}
@@ -169,6 +169,23 @@ def _as_of(mark: RecorderMark, dump: dict[str, Any], source: str) -> dict[str, A
 
 def _status(dump: dict[str, Any]) -> Status:
     return {str(group): each for group, each in dump.get("pg_status", {}).items()}
+
+
+def _status_of_second_engine(dump: dict[str, Any]) -> Status:
+    """The status of its groups in the numbers of collectives, as other recorders have it.
+
+    Its own counts messages as well, from 0 on, and takes those of a batch for done at once, and
+    with them what was begun before: the entries tell it.
+    """
+    unknown = {f"last_{what}_collective": -1 for what in ("enqueued", "started", "completed")}
+    status = {group: dict(unknown) for group in _status(dump)}
+    for entry in dump.get("entries", []):
+        of_group = status.setdefault(str(entry["pg_id"]), dict(unknown))
+        seq = int(entry["collective_seq_id"])
+        of_group["last_enqueued_collective"] = max(seq, of_group["last_enqueued_collective"])
+        if entry.get("retired") and not entry.get("is_p2p"):
+            of_group["last_completed_collective"] = max(seq, of_group["last_completed_collective"])
+    return status
 
 
 def _last_done(status: Status, group: str) -> int:

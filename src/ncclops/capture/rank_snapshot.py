@@ -17,11 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ncclops import flight_recorders
 from ncclops.capture import flight_recorder, process_groups, python_stacks
 from ncclops.host_name import host_name
 from ncclops.record import snapshot_files
 from ncclops.record.documents import write_document
 
+# Of the recorders that are not the first to hold anything.
+_FILES = {
+    flight_recorders.SECOND_OF_NCCL: snapshot_files.FLIGHT_NCCL2,
+    flight_recorders.GLOO: snapshot_files.FLIGHT_GLOO,
+}
 _LOGS = ("stdout.log", "stderr.log")
 # A recorder with as little in it is dumped at once; that takes a millisecond or two.
 _FEW_RECORDS = 200
@@ -139,15 +145,15 @@ class RankSnapshot:
             snapshot_files.add_missing(directory, reason, files)
 
     def _write_dumps(self, directory: Path) -> None:
-        read = [(raw.source, raw.read(self._since_ns)) for raw in self.dumps]
-        held = [(source, dump) for source, dump in read if dump["entries"]]
+        read = [(raw.recorder, raw.read(self._since_ns)) for raw in self.dumps]
+        held = [(recorder, dump) for recorder, dump in read if dump["entries"]]
         for _, dump in held:
             process_groups.add_status(self.groups, dump)
         if not held:
             snapshot_files.add_missing(directory, _why_empty(read), [snapshot_files.FLIGHT])
-        names = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO)
-        for name, (source, dump) in zip(names, held, strict=False):
-            document = self.who.stamp(self.at, source) | {"dump": dump}
+        for n, (recorder, dump) in enumerate(held):
+            name = _FILES[recorder] if n else snapshot_files.FLIGHT
+            document = self.who.stamp(self.at, flight_recorder.SOURCES[recorder]) | {"dump": dump}
             write_document(directory / name, document, indent=None)  # it may be megabytes
 
 

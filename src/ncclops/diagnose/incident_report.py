@@ -45,7 +45,7 @@ from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.stacks.parsing import traceback_frames
 
 # What `flight analyze` reads.
-_ANALYSED = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO, snapshot_files.STACKS)
+_ANALYSED = (*snapshot_files.FLIGHTS, snapshot_files.STACKS)
 _MOST_CHARS = 300
 # An exception begins with its type; the text that a script ends itself with does not.
 _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")

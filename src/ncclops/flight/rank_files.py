@@ -24,10 +24,9 @@ from ncclops.flight.rank_place import place_in
 from ncclops.record import documents, snapshot_files
 from ncclops.record.paths import INCIDENT, RunPaths
 from ncclops.record.regular_file import open_regular, read_regular
-from ncclops.record.snapshot_files import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
+from ncclops.record.snapshot_files import FLIGHTS, GROUPS, MISSING, PROCESS, STACKS
 
-DUMPS = (FLIGHT, FLIGHT_GLOO)
-ALL = (*DUMPS, STACKS, GROUPS, PROCESS, MISSING)
+ALL = (*FLIGHTS, STACKS, GROUPS, PROCESS, MISSING)
 _MOST_BYTES = 8 << 20
 # Gloo's check of a message's length against the buffer for it.
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
@@ -60,7 +59,7 @@ def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
     if isinstance(missing, dict):
         rank.missing = str(missing.get("reason") or "it gave no reason")[:400]
         rank.silent = missing.get("silent") is True
-        has_ended = missing.get("ended") is True and not (folder / DUMPS[0]).exists()
+        has_ended = missing.get("ended") is True and not (folder / FLIGHTS[0]).exists()
         if rank.ended is None and has_ended:
             rank.ended = rank.missing
             rank.ended_well = missing.get("ended_well") is True

@@ -1,7 +1,7 @@
 """What a path holds: a run, one of its incidents, a folder of dumps, or one dump.
 
-<run>/incidents/<n>/rank<r>/    flight.json, flight-gloo.json, stacks.txt, groups.json,
-<run>/where/<n>/rank<r>/        process.json, missing.json; each may be absent
+<run>/incidents/<n>/rank<r>/    flight.json and those of more recorders, stacks.txt,
+<run>/where/<n>/rank<r>/        groups.json, process.json, missing.json; each may be absent
 any other folder                dumps as torch names them: <prefix><rank>, with or without a suffix;
                                 stacks beside them if their name has "stack" or "spy" in it
 """
@@ -19,6 +19,7 @@ from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
 from ncclops.record.paths import INCIDENTS, WHERE, RunPaths
 from ncclops.record.regular_file import open_regular
+from ncclops.record.snapshot_files import FLIGHTS
 from ncclops.record.tree import walk
 
 _SNAPSHOTS = (INCIDENTS, WHERE)
@@ -99,7 +100,7 @@ def _from_snapshots(directory: Path) -> FlightEvidence:
     dumps: list[tuple[Path, int | None]] = []
     for rank, folder in sorted(_rank_dirs(directory)):
         rank_files.read(evidence, evidence.rank(rank), folder)
-        dumps += [(folder / name, rank) for name in rank_files.DUMPS if (folder / name).is_file()]
+        dumps += [(folder / name, rank) for name in FLIGHTS if (folder / name).is_file()]
     rank_files.read_incident(evidence, directory)
     for result in read_files(dumps):
         _take(evidence, result)

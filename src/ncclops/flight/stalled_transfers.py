@@ -41,7 +41,7 @@ def _in_flight(context: AnalysisContext, op: Op, ranks: list[int]) -> bool:
     entered = group.entered_s(op.seq)
     if not known or entered is None:
         return False
-    return max(known) - entered < waiting.IN_FLIGHT_S
+    return max(known) - entered < waiting.in_flight_s(group)
 
 
 def _stall(context: AnalysisContext, op: Op, ranks: list[int]) -> FlightFinding:

@@ -21,10 +21,13 @@ from ncclops.flight.model import (
     RankPlace,
     Track,
 )
+from ncclops.flight_recorders import SECOND_OF_NCCL
 
 # Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
 IN_FLIGHT_S = 0.5
+# torch's second engine of NCCL looks once a second for what has ended.
+_ENDS_LATE_S = {SECOND_OF_NCCL: 1.0}
 # A recorder without a completion in so many operations does not record completions.
 _UNTOLD = 64
 # After everything that has a place in a recorder's order.
@@ -71,6 +74,11 @@ def find_waits(evidence: FlightEvidence, groups: list[Group]) -> Waits:
     for rank, op in waits.heads.items():
         waits.edges[rank] = _waited_for(evidence, groups, waits, entered, rank, op)
     return waits
+
+
+def in_flight_s(group: Group) -> float:
+    """How old an operation of ``group`` may be that has ended unknown to the recorder."""
+    return IN_FLIGHT_S + _ENDS_LATE_S.get(group.name.backend, 0.0)
 
 
 def is_elsewhere(place: RankPlace | None) -> bool:

@@ -1,7 +1,7 @@
 """The files of a rank's snapshot, in the directory of an incident or of ``ncclops stacks``.
 
-<run>/incidents/<n>/rank<r>/flight.json    the flight recorder; flight-gloo.json where NCCL has
-                                           one of its own
+<run>/incidents/<n>/rank<r>/flight.json    the flight recorder; where there are several,
+                                           NCCL's, and the others' in FLIGHTS
 <run>/incidents/<n>/rank<r>/stacks.txt     Python stacks of all threads
 <run>/incidents/<n>/rank<r>/left.json      the exception by which the main thread had left the
                                            script, if it had: its stack is of where that was raised
@@ -21,7 +21,8 @@ from pathlib import Path
 from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.record.paths import numbered
 
-FLIGHT, FLIGHT_GLOO = "flight.json", "flight-gloo.json"
+FLIGHT, FLIGHT_NCCL2, FLIGHT_GLOO = "flight.json", "flight-nccl2.json", "flight-gloo.json"
+FLIGHTS = (FLIGHT, FLIGHT_NCCL2, FLIGHT_GLOO)
 STACKS, LEFT, NATIVE = "stacks.txt", "left.json", "native.txt"
 GROUPS, PROCESS, GPU = "groups.json", "process.json", "gpu.json"
 LOGS, MISSING = "logs.json", "missing.json"
