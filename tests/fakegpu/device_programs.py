@@ -99,7 +99,8 @@ def sine() -> str:
 def wait_across_streams() -> tuple[list[bool], float]:
     """A fill that a rule holds up on one stream, and a copy that waits for it on another one."""
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
-    source, target = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    # ones: zeros take no kernel from torch 2.15 on
+    source, target = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
     torch.cuda.synchronize()
     note("ready")
     filled = torch.cuda.Event()
@@ -118,9 +119,9 @@ def wait_across_streams() -> tuple[list[bool], float]:
 def times() -> float:
     """Seconds between two events, with a kernel in between."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    x = torch.zeros(4, device="cuda")
+    x = torch.ones(4, device="cuda")
     start.record()
-    x.fill_(1)
+    x.fill_(2)
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3
@@ -128,7 +129,7 @@ def times() -> float:
 
 def host_function() -> tuple[list[str], list[str]]:
     """A function of the host in a stream, behind a fill that a rule holds up."""
-    x = torch.zeros(4, device="cuda")
+    x = torch.ones(4, device="cuda")
     seen: list[str] = []
 
     def called(_: int) -> None:
@@ -222,7 +223,7 @@ def allocation_attempts() -> list[str]:
 
 
 def fill_and_wait() -> float:
-    x = torch.zeros(4, device="cuda")
+    x = torch.ones(4, device="cuda")
     torch.cuda.synchronize()
     note("ready")
     x.fill_(5)

@@ -54,6 +54,16 @@ API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUde
     return CUDA_SUCCESS;
 }
 
+#if CUDA_VERSION >= 12090
+/* The driver has nothing to say. */
+API CUresult cuLogsRegisterCallback(CUlogsCallback function, void *data,
+                                    CUlogsCallbackHandle *callback) {
+    (void)function, (void)data;
+    if (callback != NULL) *callback = NULL;
+    return CUDA_SUCCESS;
+}
+#endif
+
 #undef cuDeviceGetUuid
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     ENTER_DRIVER_QUERY();

@@ -167,6 +167,17 @@ static bool read_copy_to_half(const char *text, struct elementwise *kernel) {
     return strstr(text, "EUlfE_") != NULL;
 }
 
+/* A lambda To(From) of converting_copy_kernel_cuda<From, To>, from torch 2.15 on. */
+static bool read_converting_copy(const char *text, struct elementwise *kernel) {
+    enum type from;
+    if ((text = after(text, "ZNS0_27converting_copy_kernel_cudaI")) == NULL) return false;
+    if (!number_read_type(&text, TYPES, &from) || !number_read_type(&text, from, &kernel->type))
+        return false;
+    kernel->operation = COPY;
+    kernel->operands[0] = tensor(from, 1);
+    return true;
+}
+
 /* CUDAFunctor_add<T> { C alpha }; CUDAFunctorOnSelf_add<T> and OnOther { C scalar; C alpha } */
 static bool read_add(const char *text, struct elementwise *kernel, const char *functor) {
     const char *on_both = after(text, "NS0_15CUDAFunctor_addI");
@@ -312,7 +323,8 @@ bool elementwise_read(const char *name, void **arguments, struct work *work) {
     if (text == NULL) return false;
     const char *functor = read_arguments(text, arguments, &kernel);
     if (!read_fill(text, &kernel, functor) && !read_copy(text, &kernel) &&
-        !read_copy_to_half(text, &kernel) && !read_add(text, &kernel, functor) &&
+        !read_copy_to_half(text, &kernel) && !read_converting_copy(text, &kernel) &&
+        !read_add(text, &kernel, functor) &&
         !read_comparison(text, &kernel, functor) &&
         !read_comparison_of_two(text, &kernel, functor) && !read_binary(text, &kernel, functor))
         return false;
