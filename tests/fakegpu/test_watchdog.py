@@ -9,47 +9,20 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ncclops.testing import Job, JobFactory
-from ncclops.testing._fork_server import ForkServer
 from ncclops.testing.results import RankResult
 from tests.fakegpu import watchdog_programs as programs
+from tests.fakegpu.conftest import Engine
 from tests.fakegpu.host import QUICK, Host, until
 
 FAILED = "remote process exited or there was a network error"
 # As torch ends a process: an exception that nobody catches, in the watchdog's thread.
 ABORTED = -signal.SIGABRT
-
-
-@dataclass(frozen=True)
-class Engine:
-    """torch's version, and whether "nccl" is its second engine."""
-
-    torch: tuple[int, ...]
-    second: bool
-
-    @property
-    def timed_out(self) -> str:
-        """What the watchdog says of a timeout of 3 s."""
-        return "Operation timed out after " if self.second else "Timeout(ms)=3000"
-
-    @property
-    def raised(self) -> str:
-        """What ``wait()`` raises of it."""
-        return "NCCL operation timed out" if self.second else self.timed_out
-
-
-@pytest.fixture(scope="module")
-def engine(ncclops_fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    directory = tmp_path_factory.mktemp("engine")
-    job = Job(programs.engine, world_size=1, directory=directory, server=ncclops_fork_server)
-    with job:
-        return Engine(*job.run().value)
 
 
 def end_of(rank: int, job: Job) -> RankResult:
@@ -188,38 +161,22 @@ def test_a_heartbeat_timeout_is_none_of_collectives(ncclops_job: JobFactory, hos
 
 # --- blocking wait --------------------------------------------------------------------------------
 
-BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+# Async error handling does not count then.
+BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
 
 
 def test_blocking_wait_raises_in_the_main_thread(
     ncclops_job: JobFactory, host: Host, tmp_path: Path, engine: Engine
 ) -> None:
-    """Only of works that are waited for: a collective without ``async_op`` is none, from 2.8 on.
-
-    The second engine ends the process even so, unless async error handling is off.
-    """
+    """Only of works that are waited for: a collective without ``async_op`` is none in the first
+    engine, from 2.8 on."""
     env = host.environment | QUICK | BLOCKING
-    if engine.second:
-        env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     args = (tmp_path / "over",)
     result = ncclops_job(programs.blocking_wait, world_size=2, args=args, env=env).run()
     at_once, waited = result.values[0]
     waits = engine.second or engine.torch < (2, 8)
     assert engine.raised in (at_once if waits else waited)
     assert waits or at_once == "no error"
-
-
-def test_with_blocking_wait_async_error_handling_counts_in_the_second_engine_only(
-    ncclops_job: JobFactory, host: Host, tmp_path: Path, engine: Engine
-) -> None:
-    env = host.environment | QUICK | BLOCKING | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    args = (tmp_path / "over",)
-    with ncclops_job(programs.blocking_wait, world_size=2, args=args, env=env) as job:
-        job.start()
-        if engine.second:
-            assert end_of(0, job).exit_code == ABORTED
-        else:
-            assert job.wait().ranks[0].returned
 
 
 @pytest.mark.extended
