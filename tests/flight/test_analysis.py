@@ -381,6 +381,14 @@ def test_the_second_engine_learns_late_that_an_operation_has_ended(backend: str,
     assert judge(dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 7)).is_bad
 
 
+def test_what_has_ended_elsewhere_has_ended_where_the_second_engine_learns_no_more() -> None:
+    """torch's does not, once the group is being destroyed."""
+    op = "nccl2:all_reduce"
+    unlearned = [*done(1, 2, op=op), *(entry(n, op=op, state="scheduled") for n in range(3, 8))]
+    finding = report({0: unlearned, 1: done(1, 5, op=op)}).findings[0]
+    assert (finding.kind, finding.culprits, finding.seq) == ("never-arrived", (1,), 6)
+
+
 def test_a_snapshot_from_before_the_operation_proves_nothing() -> None:
     """The rank that was looked at first had not entered what others did later."""
     made = dumps.evidence({r: done(1, 50) for r in range(3)})

@@ -15,15 +15,19 @@ from ncclops.flight.model import (
     FlightEvidence,
     GroupName,
     GroupState,
+    OperationState,
     RankEvidence,
     RankRecord,
     Track,
     is_default_group,
 )
+from ncclops.flight_recorders import SECOND_OF_NCCL
 from ncclops.rank_lists import rank_list
 
 _SIZE_FROM = 64
 _MOST_RANKS = 1 << 20
+# These end on no rank before all have begun them.
+_OF_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 
 
 @dataclass(slots=True)
@@ -92,6 +96,8 @@ def align(evidence: FlightEvidence) -> list[Group]:
         group.is_mixed = len(backends[group.name.name, group.name.desc]) > 1
         _drop_left_behind(group)
         _count(group, evidence, states.get(group.name.name, {}))
+        if group.name.backend == SECOND_OF_NCCL:
+            _add_ended_elsewhere(group, evidence)
     return sorted(found, key=lambda group: (-len(group.members), str(group.name)))
 
 
@@ -235,6 +241,24 @@ def _count(
         for state in states.get(rank, ()):
             if 0 <= state.last_completed <= track.last:
                 group.completed.setdefault(rank, state.last_completed)
+
+
+def _add_ended_elsewhere(group: Group, evidence: FlightEvidence) -> None:
+    """What needs all ranks and has ended on one of them has ended on all that have entered it.
+
+    torch's second engine of NCCL learns late that an operation has ended, and no more once its
+    group is being destroyed.
+    """
+    ended = -1
+    for rank, track in group.tracks.items():
+        for seq, state in zip(reversed(track.seqs), reversed(track.states), strict=True):
+            if seq <= ended:
+                break
+            call = group.call(evidence, rank, seq)
+            if state == OperationState.COMPLETED and call is not None and call.op in _OF_ALL:
+                ended = seq
+    for rank, track in group.tracks.items():
+        group.completed[rank] = max(group.completed.get(rank, -1), min(ended, track.last))
 
 
 def add_possible_members(group: Group, evidence: FlightEvidence) -> bool:
