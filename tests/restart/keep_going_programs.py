@@ -63,6 +63,14 @@ class _Worker(Worker):
             return False
         return True
 
+    def is_in_loop(self) -> None:
+        (self.directory / f"in-loop-{self.rank}").touch()
+
+    def wait_for_others_in_loop(self) -> None:
+        others = int(os.environ["WORLD_SIZE"]) - 1
+        while len([*self.directory.glob("in-loop-*")]) < others:
+            time.sleep(0.01)
+
 
 class Trainer:
     """A model as small as one can be, the same on all ranks, whatever their number."""
@@ -83,6 +91,7 @@ class Trainer:
             step=self.step,
             pid=os.getpid(),
         )
+        worker.is_in_loop()
         if old is not None and worker.fault == "regroup" and worker.first_time():
             raise ValueError("in regroup")
         if worker.parameters.get("groups") == "kept":
@@ -164,6 +173,7 @@ def keeps_going(base: Worker) -> Any:
     def function(call: restart.CallWrapper) -> list[float]:
         worker.note("function", iteration=call.iteration)
         if worker.fault == "before" and worker.first_time():
+            worker.wait_for_others_in_loop()
             raise ValueError("before the loop")
         trainer = Trainer(worker, call)
         weights = call.keep_going(trainer.train, trainer.regroup)
