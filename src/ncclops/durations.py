@@ -11,6 +11,8 @@ import re
 from datetime import timedelta
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# A century: for some, "never"; sums and multiples of it can still be computed with.
+_LONGEST = timedelta(days=36_525)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
@@ -23,10 +25,10 @@ def parse_duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration: write a number and a unit, as in 90s or 2h")
-    try:
-        return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
-    except OverflowError:
-        raise ValueError(f"{text[:20]!r}… is longer than any duration") from None
+    seconds = float(match[1]) * _UNIT_S[match[2]]
+    if seconds > _LONGEST.total_seconds():
+        raise ValueError(f"{text[:20]!r} is longer than any duration: at most {_LONGEST.days}d")
+    return timedelta(seconds=seconds)
 
 
 def format_duration(duration: timedelta) -> str:

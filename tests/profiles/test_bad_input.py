@@ -35,6 +35,11 @@ BAD = {
         'env.X = { set = "1", unset = true, why = "w" }',
         r"env\.X: needs exactly one of set, default, unset = true and scrub",
     ),
+    "NUL": (
+        'env.X = { set = "a\\u0000b", why = "w" }',
+        r"env\.X: holds the character NUL, which no variable can",
+    ),
+    "too long": ('timeouts.soft = "36526d"', r"timeouts\.soft: .* is longer than any duration"),
     "no action": ('env.X = { why = "w" }', r"env\.X: needs exactly one of"),
     "entry in a list": (
         '[[env.X]]\nset = "1"\nwhy = "w"\n[[env.X]]\nset = 2\nwhy = "w"',

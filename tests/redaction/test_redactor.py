@@ -427,3 +427,23 @@ def test_letters_that_patterns_take_for_one_of_ascii_are_small_ones_of_it() -> N
     taken = set(re.findall("(?i)[a-z]", others))
     assert taken >= {"\u017f", "\u0131", "\u0130", "\u212a"}
     assert redactor._in_small_letters("".join(sorted(taken))).isascii()
+
+
+@pytest.mark.parametrize("begins", [0, 1, 2], ids=["whole", "first line cut", "cut"])
+def test_a_key_in_the_last_lines_of_a_log_goes(begins: int) -> None:
+    key = [
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "MIIEabc/+",
+        "Zm9v==",
+        "-----END RSA PRIVATE KEY-----",
+    ]
+    redactor = Redactor()
+    tail = redactor.document({"tail": [*key[begins:], "step 1", "loss 2"]})["tail"]
+    assert tail[-2:] == ["step 1", "loss 2"]
+    assert not {"MIIEabc/+", "Zm9v=="} & {*tail}
+    assert redactor.taken["private-key"] > 0
+
+
+def test_arguments_are_no_key() -> None:
+    argv = ["train.py", "--name", "abc", "-----BEGIN CERTIFICATE-----", "abc"]
+    assert Redactor().document(argv) == argv

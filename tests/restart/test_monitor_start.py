@@ -220,3 +220,17 @@ def test_what_was_suspected_of_a_neighbour_is_withdrawn_when_it_answers_again() 
         hand.ring.leave()
         silent.close()
         answers.close()
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_other_users_cannot_read_the_token_of_a_monitor_process(tmp_path: Path) -> None:
+    process = MonitorProcess(_settings(0, tmp_path / "log"))
+    process.start()
+    try:
+        *_, token = process.address
+        while not (command := Path(f"/proc/{process.pid}/cmdline").read_bytes()):
+            time.sleep(0.01)  # it is empty for a moment within exec
+        assert b"main_pid" in command
+        assert token.encode() not in command
+    finally:
+        process.stop()

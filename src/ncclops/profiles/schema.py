@@ -157,6 +157,8 @@ class EntryPart(_Part):
         ]
         if len(given) != 1:
             raise ValueError("needs exactly one of set, default, unset = true and scrub")
+        if "\0" in (self.set_ or self.default or ""):
+            raise ValueError("holds the character NUL, which no variable can")
         if self.follows is not None and self.default is None:
             raise ValueError("follows goes with default: only a default can give way")
         if (self.holding or self.unless_holding) and self.scrub is None:

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ _VALUE_ALONE = re.compile(r"""\s*(?:["']?value["']?\s*[:=]\s*)?[^\s:=]\S*(?:\s+\
 _MOST_OF_A_NAME = 200
 # So many lines are asked at once which rules may concern them; most rules concern none.
 _LINES_AT_ONCE = 500
-_NAMED, _VARIABLE = "named", "variable"
+_NAMED, _VARIABLE, _PRIVATE_KEY = "named", "variable", "private-key"
 # What a value is taken out by for the name in front of it: a field's, or an option's.
 _BY_NAME = (_NAMED, "basic", "short-option")
 # A field that can only be a variable, and fields that hold an environment.
@@ -215,15 +215,30 @@ class Redactor:
     def _variable(self, name: str, value: Any) -> Any:
         return self.variable(name, value) if isinstance(value, str) else self.document(value)
 
-    def _items(self, values: Iterable[Any]) -> Iterator[Any]:
+    def _items(self, values: Sequence[Any]) -> Iterator[Any]:
         option = ""
-        for value in values:
+        for value in self._without_keys(values):
             if isinstance(value, str):
                 yield self._behind_name(option, value)
                 option = value if value.startswith("-") and "=" not in value else ""
             else:
                 yield self.document(value)
                 option = ""
+
+    def _without_keys(self, values: Sequence[Any]) -> Iterator[Any]:
+        """``values``, which may be the last lines of a log, without the lines of private keys, also
+        of one that begins before them."""
+        begins = _end_of_cut_key(values)
+        inside = False
+        for number, value in enumerate(values):
+            if inside and _holds(_PEM_END, value):
+                inside = False
+                yield _PEM_END.sub(REDACTED, value)
+            elif (inside or number < begins) and _holds(_PEM_BODY, value):
+                self.taken[_PRIVATE_KEY] += 1
+            else:
+                inside = isinstance(value, str) and _opens_block(value)
+                yield value
 
     def _behind_name(self, name: str, value: str) -> str:
         """``value`` as it may be shown where it belongs to ``name``."""
@@ -269,6 +284,16 @@ def _name_at_end(before: str, line: str) -> str:
     if name != end or name.endswith((":", "=")):
         return name if name.endswith("=") else f"{name} "
     return f"{name} " if "name" in name and _NAME_ALONE.search(name) else ""
+
+
+def _end_of_cut_key(values: Sequence[Any]) -> int:
+    """How many of ``values`` at most are lines of a key whose first line is not among them."""
+    end = next((n for n, each in enumerate(values) if _holds(_PEM_END, each)), 0)
+    return end if all(_holds(_PEM_BODY, each) for each in values[:end]) else 0
+
+
+def _holds(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.search(value) is not None
 
 
 def _opens_block(line: str) -> bool:

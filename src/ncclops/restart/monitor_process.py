@@ -91,6 +91,7 @@ class MonitorProcess:
     def start(self) -> None:
         """Start the monitor process, or another one after the last was lost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.send(self._token.encode())
         ours.setblocking(False)
         # Opened here, so that a death is seen that comes before the monitor process has come up.
         pidfd = _open_pidfd()
@@ -194,7 +195,6 @@ class MonitorProcess:
             "link_fd": link_fd,
             "listen_fd": listen_fd,
             "pidfd": pidfd,
-            "token": self._token,
             "monitor_process_interval_s": settings.monitor_process_interval.total_seconds(),
             "heartbeat_interval_s": settings.heartbeat_interval.total_seconds(),
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),

@@ -128,6 +128,20 @@ def test_how_far_a_function_has_come_is_known_by_its_snapshots(call: _calls.Call
     assert in_process._progress(0) == (7, None)
 
 
+def test_two_that_restore_different_steps_are_a_warning(
+    call: _calls.Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = [Snapshots({"value": torch.zeros(())}, every=1, name=name) for name in "ab"]
+    both[0].restore()
+    both[0].take(3)
+    assert both[0].wait()
+    call.state = State(0, 1, iteration=1, active_rank=0, active_world_size=1).freeze
+    both[0].restore()
+    assert not caplog.records
+    both[1].restore()
+    assert "'b' restored step None, and 'a' step 3: take both" in caplog.text
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_modules_that_go_on_train_again_after_a_fault_in_an_evaluation(
     call: _calls.Call, store: dist.Store, goes_on: bool

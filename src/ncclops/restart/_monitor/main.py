@@ -76,6 +76,7 @@ class Monitor:
         self._abort_s: float = config["abort_timeout_s"]
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
+        token = (receive_packet(self._link) or b"").decode()
         self._listener = socket.socket(fileno=config["listen_fd"])
         self._main = MainProcess(config["main_pid"], config["pidfd"])
         self._selector = selectors.DefaultSelector()
@@ -96,7 +97,7 @@ class Monitor:
         self._done = False
         self._ring = Ring(
             self._rank,
-            config["token"],
+            token,
             config["heartbeat_interval_s"],
             config["heartbeat_timeout_s"],
             RingActions(
@@ -482,7 +483,8 @@ def _describe(timeout: Timeout) -> str:
 
 
 def main() -> None:
-    """Entry of the process: the configuration is the one argument, as JSON."""
+    """Entry of the process: the configuration is the one argument, as JSON; the token comes by the
+    link, as other users can read a command line."""
     config = json.loads(sys.argv[1])
     # A Ctrl-C at the terminal or a scheduler's SIGTERM to the group is for the main process; the
     # monitor process ends when that one does.

@@ -51,6 +51,7 @@ class Memory:
         self.copier: Copier | None = None  # likewise
         self.interval = 0  # the last one that all ranks have agreed on
         self.restored_in = ""  # the prefix of the last restore in a wrapped function
+        self.restored: tuple[int, int | None] | None = None  # its iteration, and the step
         self.modes: dict[str, list[bool]] = {}  # of modules, at the latest snapshot
         self._own: dict[str, tuple[Blob, ...]] = {}  # the newest first
         self._copies: dict[tuple[int, str], tuple[Blob, ...]] = {}  # by seat and unit
@@ -213,3 +214,13 @@ def memory_of(call: _calls.Call | None, name: str) -> Memory:
         if call is not None:
             call.at_end.append(lambda: _memories.pop(key).close())
     return _memories[key]
+
+
+def restored_beside(call: _calls.Call, name: str) -> dict[str, tuple[int, int | None]]:
+    """What the other ``Snapshots`` of ``call`` have restored last, by their names."""
+    here = os.getpid(), id(call)
+    return {
+        other: memory.restored
+        for (*of, other), memory in _memories.items()
+        if tuple(of) == here and other != name and memory.restored is not None
+    }

@@ -28,7 +28,7 @@ from ncclops.restart.snapshot._blobs import (
 )
 from ncclops.restart.snapshot._copying import Copier, make_buffer
 from ncclops.restart.snapshot._errors import NoRoom, SnapshotError
-from ncclops.restart.snapshot._memory import Memory, memory_of
+from ncclops.restart.snapshot._memory import Memory, memory_of, restored_beside
 from ncclops.restart.snapshot._pace import FIRST_INTERVAL, VARIABLE, Meter, Often
 from ncclops.restart.snapshot._planning import OWN, SHARED, Label, Moment, Seat, Source
 from ncclops.restart.snapshot._results import Overhead, Restored, restored_by
@@ -261,9 +261,23 @@ class Snapshots:
                 raise
         if restored.step is not None:
             place.has_reached(restored.step)
+        if call is not None:
+            self._compare_with_others(call, memory, restored)
         is_behind = agreed.order.moment is None and agreed.order.missing
         log.log(logging.WARNING if is_behind else logging.INFO, "%s", restored)
         return restored
+
+    def _compare_with_others(self, call: _calls.Call, memory: Memory, restored: Restored) -> None:
+        """Each agrees on a step of its own: those that are taken at the same steps on the same."""
+        iteration = call.state().iteration
+        memory.restored = iteration, restored.step
+        for name, (restored_in, step) in restored_beside(call, self._name).items():
+            if restored_in == iteration and step != restored.step:
+                log.warning(
+                    "Snapshots %r restored step %s, and %r step %s: take both at the same steps, "
+                    "with one every=, or keep all in one",
+                    *(self._name, restored.step, name, step),
+                )
 
     def _place(self, call: _calls.Call | None) -> _Place:
         if self._store is None and call is not None:
