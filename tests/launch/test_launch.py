@@ -508,6 +508,25 @@ class TestOutput:
         assert not (tmp_path / "started").exists()
 
 
+def refused(directory: Path, *before: str, preexec_fn: Callable[[], None] | None = None) -> str:
+    """The one line of a ``launch``, behind the command ``before``, that has begun nothing."""
+    (directory / "train.py").touch()
+    launch = [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"]
+    done = subprocess.run(
+        [*before, *launch],
+        cwd=directory,
+        env=clean_environ(),
+        preexec_fn=preexec_fn,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert not (directory / "runs").exists()
+    return done.stderr
+
+
 @pytest.mark.slow
 def test_a_container_that_refuses_pidfds_is_told_of_before_anything_starts(tmp_path: Path) -> None:
     if (
@@ -517,20 +536,9 @@ def test_a_container_that_refuses_pidfds_is_told_of_before_anything_starts(tmp_p
         ).stdout
     ):
         pytest.skip("no seccomp filter can be set here")
-    (tmp_path / "train.py").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"],
-        cwd=tmp_path,
-        env=clean_environ(),
-        preexec_fn=refuse_pidfds,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "pidfd_open is refused here (Operation not permitted)" in done.stderr
-    assert "seccomp profile" in done.stderr
-    assert not (tmp_path / "runs").exists()
+    said = refused(tmp_path, preexec_fn=refuse_pidfds)
+    assert "pidfd_open is refused here (Operation not permitted)" in said
+    assert "seccomp profile" in said
 
 
 @pytest.mark.slow
@@ -538,20 +546,8 @@ def test_a_container_without_proc_is_told_of_before_anything_starts(tmp_path: Pa
     unshare = ["unshare", "--mount", "--propagation", "private"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs mount namespaces")
-    (tmp_path / "train.py").touch()
-    launch = [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", "train.py"]
-    done = subprocess.run(
-        [*unshare, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", *launch],
-        cwd=tmp_path,
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "no processes are to be seen in /proc: mount it" in done.stderr
-    assert not (tmp_path / "runs").exists()
+    in_namespace = [*unshare, "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    assert "no processes are to be seen in /proc: mount it" in refused(tmp_path, *in_namespace)
 
 
 @pytest.mark.extended

@@ -50,8 +50,8 @@ _CALLS_ITSELF_ERROR = (
 _SAYS_SO = (
     r"\b(?:[Ff]ail(?:ed|ure|s|ing)?|FAILED|[Uu]nable to|[Cc]annot|[Cc]ould ?n[o']t|[Cc]an't"
     r"|[Rr]efused|[Dd]enied|[Rr]ejected|[Uu]nreachable|[Tt]imed? ?-?out(?!['\"]?\s?[:=] ?\d)"
-    r"|[Aa]bort(?:ed|ing)?|[Ii]nvalid|[Cc]rash(?:ed)?|[Kk]illed|[Tt]erminated|[Dd]ied|[Pp]anic|SIG[A-Z]{3,4}"
-    r"|signal \d+|[Nn]o such|[Nn]ot found|[Mm]issing|[Uu]nsupported|[Nn]ot supported"
+    r"|[Aa]bort(?:ed|ing)?|[Ii]nvalid|[Cc]rash(?:ed)?|[Kk]illed|[Tt]erminated|[Dd]ied|[Pp]anic"
+    r"|SIG[A-Z]{3,4}|signal \d+|[Nn]o such|[Nn]ot found|[Mm]issing|[Uu]nsupported|[Nn]ot supported"
     r"|exit(?:s|ed)? with (?:exception|code|status|error)|[Mm]ismatch\w*|[Ii]ncompatible"
     r"|[Uu]nexpected|[Nn]ot enough|[Ii]nsufficient|exceed(?:ed|s))\b"
 )

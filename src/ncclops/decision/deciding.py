@@ -13,7 +13,7 @@ A request to stop that came after the attempt had failed changes nothing but tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,15 +153,12 @@ def _completed(
     ]
     why = {rank: why for node in present for rank, why in node.why_ended.items()}
     why |= {fault.rank: str(fault) for fault in _gpu_faults(present)}
-    parts += [f"{ranks_named(ranks)} {how}, the others went on" for ranks, how in _alike(bad, why)]
+    went_on = [*_alike(bad, why)]
     if gone and not any(node.lost is not None for node in present):
-        verb = "was" if len(gone) == 1 else "were"
-        parts.append(f"{ranks_named(gone)} {verb} lost, the others went on")
+        went_on.append(_of_ranks(gone, "was lost"))
+    parts += [f"{how}, the others went on" for how in went_on]
     after = [e for node in present for e in node.endings if e.ok and e.exit_code != 0]
-    parts += [
-        f"{ranks_named(ranks)} {how}, after the script had ended well"
-        for ranks, how in _alike(after, {})
-    ]
+    parts += [f"{how}, after the script had ended well" for how in _alike(after, {})]
     well -= len(after)
     finished = sum(node.lost is None for node in present)
     on = f" on {finished} node{'s' * (finished != 1)}" if len(nodes) > 1 else ""
@@ -184,16 +181,18 @@ def _gone_unseen(present: Sequence[NodeEnd]) -> set[int]:
     return {rank for node in present for rank in node.without} - seen
 
 
-def _alike(
-    endings: Sequence[WorkerEnding], why: Mapping[int, str]
-) -> Iterator[tuple[list[int], str]]:
-    """Ranks that ended alike, and how; ``why``: where that is known, by rank."""
+def _alike(endings: Sequence[WorkerEnding], why: Mapping[int, str]) -> Iterator[str]:
+    """How ranks ended, those that ended alike together; ``why``: where that is known, by rank."""
     by_ending: dict[str, list[int]] = {}
     for ending in endings:
         because = f" ({why[ending.rank]})" if ending.rank in why else ""
         by_ending.setdefault(describe_ending(ending) + because, []).append(ending.rank)
     for how, ranks in by_ending.items():
-        yield ranks, how if len(ranks) == 1 else how.replace("was ", "were ", 1)
+        yield _of_ranks(ranks, how)
+
+
+def _of_ranks(ranks: Collection[int], how: str) -> str:
+    return f"{ranks_named(ranks)} {how if len(ranks) == 1 else how.replace('was ', 'were ', 1)}"
 
 
 def _failed(

@@ -11,7 +11,6 @@ from ncclops.record.events import StragglerEvent
 from ncclops.record.progress import UNUSUAL_STEPS
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
 
-_GONE = ("ended", "failed", "lost")
 # From this ratio of its step time to the median rank's on, a rank is shown as slow.
 SLOW_RATIO = 1 + THRESHOLD
 # A rank that trains and has ended no step for so long, and for unusually many of the median rank's
@@ -33,7 +32,7 @@ def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = Non
     ``known`` has the watch's straggler events by rank: it knows since when, and how steadily.
     Of an even number of ranks the lower median is the measure, so of two ranks the faster one.
     """
-    running = [rank for rank in status.ranks if rank.phase not in _GONE]
+    running = [rank for rank in status.ranks if not rank.is_gone]
     times = [rank.step_s for rank in running if rank.step_s is not None]
     median = median_low(times) if times else None
     steps = [rank.step for rank in running or status.ranks if rank.step is not None]
@@ -71,7 +70,7 @@ def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
     The first that holds for any of them: a job is as far as its last rank. What a script declares
     is part of training.
     """
-    phases = {rank.phase for rank in ranks} - set(_GONE)
+    phases = {rank.phase for rank in ranks if not rank.is_gone}
     if "starting" in phases or not ranks:
         return "starting"
     if "warming-up" in phases:

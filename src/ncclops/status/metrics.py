@@ -109,9 +109,7 @@ def _of_ranks(status: RunStatus) -> Iterator[Metric]:
 def _up(ranks: Iterable[RankStatus]) -> Metric:
     family = GaugeMetricFamily("ncclops_rank_up", "Whether it runs", labels=["rank", "host"])
     for rank in ranks:
-        family.add_metric(
-            [str(rank.rank), rank.host], rank.phase not in ("ended", "failed", "lost")
-        )
+        family.add_metric([str(rank.rank), rank.host], not rank.is_gone)
     return family
 
 

@@ -68,6 +68,11 @@ class RankStatus:
     gpu_memory_gib: float | None = None
     last_event: LastEvent | None = None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended, or is not known to run in a run that is over."""
+        return self.phase in ("ended", "failed", "lost")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerStatus:

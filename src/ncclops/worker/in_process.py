@@ -132,9 +132,8 @@ def _show_own_failure(end: BaseException) -> None:
     if isinstance(end, StoreGone) and cause is not None:
         cause = cause.__cause__  # the store's own exception says no more than ``end``
     # Of the restart core's own only what it raises in the script's calls.
-    if isinstance(cause, SnapshotError) or (
-        isinstance(cause, Exception) and not isinstance(cause, RestartError)
-    ):
+    is_cores = isinstance(cause, RestartError) and not isinstance(cause, SnapshotError)
+    if isinstance(cause, Exception) and not is_cores:
         _leave_out_other_ranks(cause)
         if sys.excepthook is sys.__excepthook__:
             sys.stderr.write("".join(_as_raised(cause).format()))

@@ -191,16 +191,21 @@ def _described() -> Iterator[None]:
             pass  # a child that the script has forked, and which may fail alone
         elif isinstance(error, Exception):
             _record(list(described(error).format_exception_only())[-1].strip(), error)
-        elif isinstance(error, SystemExit) and error.code in (None, 0):
-            _report_exit(error.__traceback__)
-        elif isinstance(error, SystemExit) and isinstance(error.code, int):
-            if error.code & 0xFF == 0:  # all that the process's own exit code would have of it
-                _record(f"SystemExit: {error.code}", error)
         elif isinstance(error, SystemExit):
-            words = "".join(described(error).format_exception_only())
-            _record(words.partition(": ")[2].strip(), error)
+            _record_exit(error)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
+
+
+def _record_exit(error: SystemExit) -> None:
+    """What the process's exit code will not tell of its end."""
+    if error.code in (None, 0):
+        _report_exit(error.__traceback__)
+    elif not isinstance(error.code, int):
+        words = "".join(described(error).format_exception_only())
+        _record(words.partition(": ")[2].strip(), error)
+    elif error.code & 0xFF == 0:  # all that the exit code has of it
+        _record(f"SystemExit: {error.code}", error)
 
 
 def quote_files_only() -> None:
